@@ -1,0 +1,46 @@
+# `make demo` and `make test` work on a fresh machine: they make .venv first, once.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.cakegen-ready
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format check export gpu-test wheel clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(READY) ## Make the environment
+
+$(READY): pyproject.toml tools/setup.sh tools/constraints.txt
+	@tools/setup.sh $(VENV)
+	@touch $@
+
+demo: $(READY) ## Check the generated tree, compile every program, run front and tail where there is a GPU
+	@$(BIN)/cakegen demo
+
+test: lint check ## Lint, types, the generated tree, and every test that needs no GPU
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not gpu"
+
+lint: $(READY) ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(READY) ## Rewrite Python files in the project's layout
+	@$(BIN)/ruff format .
+
+check: $(READY) ## The generated tree is what its exports and templates say
+	@$(BIN)/cakegen export --check
+
+export: $(READY) ## Write the generated tree
+	@$(BIN)/cakegen export
+
+gpu-test: $(READY) ## The tests that launch; need a supported GPU
+	@$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+wheel: $(READY) ## Build dist/*.whl and the source distribution
+	@$(BIN)/python -m build --no-isolation --outdir dist
+
+clean: ## Remove the environment and what the tools left
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,283 @@
+"""`cakegen demo`: the whole way from a declaration to a launch, on this machine. Imports cakegen inside functions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import torch
+
+    from cakegen.model import ModelDims
+    from cakegen.registry import Registry
+
+EXPORT = "kimi_k3_latent_moe"
+_LOGITS_TOLERANCE = 1e-3
+_BF16_TOLERANCE = 1e-2
+_TIMED_LAUNCHES = 200
+
+
+@click.command("demo")
+@click.option("--tp", default=8, show_default=True, help="Tensor-parallel degree; the demo is rank 0 of it.")
+@click.option("--tokens", "token_counts", multiple=True, type=int, default=(1, 16, 128), show_default=True)
+@click.option("--jobs", type=click.IntRange(min=1), help="Programs to compile at once; by default one a processor.")
+def demo_command(tp: int, token_counts: tuple[int, ...], jobs: int | None) -> None:
+    """Check the generated tree, plan, compile every program, and run front and tail where there is a GPU."""
+    from cakegen.registry import load_registry
+
+    check_generated()
+    registry = load_registry(EXPORT)
+    show_plans(registry, tp, token_counts)
+    compile_all(registry, jobs)
+    click.secho("4. run", bold=True)
+    reason = why_nothing_launches(registry)
+    if reason is None:
+        run_all(tp, token_counts, "cuda", "auto")
+        return
+    run_all(tp, token_counts[:1], "cpu", "reference")
+    click.echo(
+        f"   NOT RUN: no generated program was launched, since {reason}. What ran above is the torch reference behind "
+        "the same two functions. The programs were compiled, and `make gpu-test` on a supported GPU launches them."
+    )
+
+
+def check_generated() -> None:
+    """Compare the generated tree of every export with what its declaration and the templates give now.
+
+    Raises
+    ------
+    SealError
+        A generated file differs.
+    """
+    from cakegen import paths
+    from cakegen.cli.export import export_command
+
+    click.secho("1. generated tree", bold=True)
+    if paths.is_checkout():
+        click.get_current_context().invoke(export_command, name=None, check=True, dest=None)
+    else:
+        click.echo(f"   installed package; its tree is {paths.generated_root()}")
+
+
+def show_plans(registry: Registry, tp: int, token_counts: Sequence[int]) -> None:
+    """Print what both halves would launch on each architecture that has programs."""
+    from cakegen.model import DeviceFacts
+    from cakegen.plan import plan_route
+
+    click.secho("2. plan", bold=True)
+    arches = sorted({arch for program in registry.programs.values() for arch in program.arches})
+    for arch in arches:
+        target = registry.model.target(arch)
+        sm_count = max(target.sm_counts) if target is not None else 0
+        device = DeviceFacts.nominal(arch, sm_count)
+        click.echo(f"   {arch} with {sm_count} SMs, TP {tp}:")
+        for stage in ("front", "tail"):
+            for tokens in token_counts:
+                plan = plan_route(registry.model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device)
+                for launch in plan.launches:
+                    click.echo(f"     {stage:5} T {tokens:3}  {launch.grid_ctas[0]:3} CTAs  {launch.key}")
+
+
+def compile_all(registry: Registry, jobs: int | None) -> None:
+    """Compile every program of the export and print what each takes.
+
+    Raises
+    ------
+    CompileError
+        A program was refused.
+    """
+    from cakegen.cli.compile import compile_with_progress, failures_of, select_jobs, show_outcomes
+    from cakegen.errors import CompileError
+
+    click.secho("3. compile", bold=True)
+    selected = select_jobs(registry)
+    start = time.perf_counter()
+    outcomes = compile_with_progress(selected, jobs)
+    show_outcomes(selected, outcomes)
+    click.echo(f"   {time.perf_counter() - start:.1f} s")
+    failures = failures_of(selected, outcomes)
+    if failures:
+        raise CompileError("\n".join(failures))
+
+
+def why_nothing_launches(registry: Registry) -> str | None:
+    """The reason why this machine can't launch the export's programs, or None where it can."""
+    import torch
+
+    from cakegen.arch import architecture_of
+    from cakegen.errors import PlanError
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no CUDA device here (no NVIDIA driver, or no GPU that it may use)"
+    try:
+        arch = architecture_of(torch.cuda.get_device_capability()).name
+    except PlanError as error:
+        return f"{torch.cuda.get_device_name()}: {error}"
+    arches = sorted({name for program in registry.programs.values() for name in program.arches})
+    if arch not in arches:
+        return f"{torch.cuda.get_device_name()} is {arch}, and this version's programs are for {', '.join(arches)}"
+    return None
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Random operands of both halves for one rank; the shapes are those of the public functions."""
+
+    x: torch.Tensor
+    gate_weight: torch.Tensor
+    down_weight: torch.Tensor
+    shared_gate_up_weight: torch.Tensor
+    routed: torch.Tensor
+    norm_weight: torch.Tensor
+    up_weight: torch.Tensor
+    shared_down_weight: torch.Tensor
+
+
+def run_all(tp: int, token_counts: Sequence[int], device: str, backend: str) -> None:
+    """Run both halves through the public functions and compare them with fp64.
+
+    Raises
+    ------
+    LaunchError
+        A result is outside the tolerance of the contract.
+    """
+    import torch
+
+    from cakegen.errors import LaunchError
+
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    click.echo(f"   on {name}, backend {backend!r}, TP {tp}, rank 0:")
+    weights = make_operands(tp, max(token_counts), device)
+    for tokens in token_counts:
+        problems = run_once(weights, tp, tokens, backend)
+        if problems:
+            raise LaunchError(f"demo, T {tokens}: {'; '.join(problems)}")
+
+
+def make_operands(tp: int, tokens: int, device: str) -> Operands:
+    """bf16 operands whose products have a variance near 1."""
+    import torch
+
+    from cakegen.runtime import kimi_k3_latent_moe
+
+    dims = kimi_k3_latent_moe().model.dims
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        values: torch.Tensor = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        return values.mul_(shape[-1] ** -0.5).to(torch.bfloat16)
+
+    i_local = dims.i_local(tp)
+    scale = dims.hidden**0.5
+    return Operands(
+        x=normal(tokens, dims.hidden) * scale,
+        gate_weight=normal(dims.experts, dims.hidden),
+        down_weight=normal(dims.latent, dims.hidden),
+        shared_gate_up_weight=normal(2 * i_local, dims.hidden),
+        routed=normal(1, tokens, dims.latent) * scale,
+        norm_weight=normal(dims.latent) * dims.latent**0.5,
+        up_weight=normal(dims.hidden, dims.latent),
+        shared_down_weight=normal(dims.hidden, i_local),
+    )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What both halves wrote for `tokens` rows."""
+
+    logits: torch.Tensor
+    latent: torch.Tensor
+    shared_act: torch.Tensor
+    y_workspace: torch.Tensor
+    out: torch.Tensor
+
+
+def run_once(operands: Operands, tp: int, tokens: int, backend: str) -> list[str]:
+    """Run front and tail for the first `tokens` rows, print how far they are from fp64, and return what is wrong."""
+    import torch
+
+    from cakegen import runtime
+
+    dims = runtime.kimi_k3_latent_moe().model.dims
+    rows = replace(operands, x=operands.x[:tokens], routed=operands.routed[:, :tokens])
+    outputs = Outputs(
+        logits=rows.x.new_empty(tokens, dims.experts, dtype=torch.float32),
+        latent=rows.x.new_empty(tokens, dims.latent),
+        shared_act=rows.x.new_empty(tokens, dims.i_local(tp)),
+        y_workspace=rows.x.new_empty(tokens, dims.latent),
+        out=rows.x.new_empty(tokens, dims.hidden),
+    )
+    front = runtime.prepare_kimi_k3_latent_moe_front(
+        rows.x,
+        rows.gate_weight,
+        rows.down_weight,
+        rows.shared_gate_up_weight,
+        outputs.logits,
+        outputs.latent,
+        outputs.shared_act,
+        backend=backend,
+    )
+    tail = runtime.prepare_kimi_k3_latent_moe_tail(
+        rows.routed,
+        rows.norm_weight,
+        rows.up_weight,
+        outputs.shared_act,
+        rows.shared_down_weight,
+        outputs.out,
+        tp=tp,
+        rank=0,
+        y_workspace=outputs.y_workspace,
+        backend=backend,
+    )
+    front()
+    tail()
+    errors, problems = compare_with_fp64(rows, outputs, dims, tp)
+    timing = f"; front {_microseconds(front)} us, tail {_microseconds(tail)} us (warm)" if rows.x.is_cuda else ""
+    click.echo(f"     T {tokens:3}: largest error against fp64: {errors}{timing}")
+    return problems
+
+
+def compare_with_fp64(rows: Operands, outputs: Outputs, dims: ModelDims, tp: int) -> tuple[str, list[str]]:
+    """The largest error of each output in words, and the outputs that break the contract."""
+    import torch
+
+    from cakegen.runtime.reference import reference_front, reference_tail
+
+    wide = torch.float64
+    exact = reference_front(dims, rows.x, rows.gate_weight, rows.down_weight, rows.shared_gate_up_weight, dtype=wide)
+    of_tail = (rows.routed, rows.norm_weight, rows.up_weight, outputs.shared_act, rows.shared_down_weight)
+    y, exact_out = reference_tail(dims, *of_tail, tp=tp, rank=0, dtype=wide)
+    same_bits = torch.equal(y, outputs.y_workspace)
+    problems = [] if same_bits else ["y differs from the reference's bits"]
+    errors = ["y bit for bit" if same_bits else "y differs"]
+    for name, got, wanted, tolerance in (
+        ("logits", outputs.logits, exact[0], _LOGITS_TOLERANCE),
+        ("latent", outputs.latent, exact[1], _BF16_TOLERANCE),
+        ("shared_act", outputs.shared_act, exact[2], _BF16_TOLERANCE),
+        ("out", outputs.out, exact_out, _BF16_TOLERANCE),
+    ):
+        errors.append(f"{name} {(got.double() - wanted).abs().max().item():.1e}")
+        if not torch.allclose(got.double(), wanted, atol=tolerance, rtol=tolerance):
+            problems.append(f"{name} is outside atol = rtol = {tolerance:g}")
+    return ", ".join(errors), problems
+
+
+def _microseconds(call: Callable[[], object]) -> str:
+    """Mean time of a call that is repeated on warm caches: a sign of life, not a benchmark."""
+    import torch
+
+    start, stop = (torch.Event(device="cuda", enable_timing=True) for _ in range(2))
+    for _ in range(10):
+        call()
+    start.record()
+    for _ in range(_TIMED_LAUNCHES):
+        call()
+    stop.record()
+    stop.synchronize()
+    return f"{start.elapsed_time(stop) * 1e3 / _TIMED_LAUNCHES:.1f}"

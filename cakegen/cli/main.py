@@ -1,0 +1,70 @@
+"""The `cakegen` command. Each command's module is imported only when it is asked for, so none can break another."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+COMMANDS = {
+    "export": "cakegen.cli.export:export_command",
+    "list": "cakegen.cli.list:list_command",
+    "show": "cakegen.cli.show:show_command",
+    "plan": "cakegen.cli.plan:plan_command",
+    "compile": "cakegen.cli.compile:compile_command",
+    "demo": "cakegen.cli.demo:demo_command",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are names of objects; errors of cakegen become one message and exit status 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, in the order of a first session."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; where a package is missing, a command that says so."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        try:
+            command = getattr(import_module(module), attribute)
+        except ImportError as error:
+            return _unavailable(cmd_name, str(error))
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; the user sees an error's message, never its traceback."""
+        from cakegen.errors import CakeError
+
+        try:
+            return super().invoke(ctx)
+        except (CakeError, ModuleNotFoundError) as error:
+            click.echo(f"cakegen: {error}", err=True)
+            ctx.exit(1)
+
+
+def _unavailable(name: str, reason: str) -> click.Command:
+    def refuse() -> None:
+        raise click.ClickException(f"`cakegen {name}` can't be loaded: {reason}. Install what it needs.")
+
+    return click.Command(name, callback=refuse, help=f"(can't be loaded: {reason})", add_help_option=False)
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    from cakegen import __version__
+
+    if wanted and not ctx.resilient_parsing:
+        click.echo(__version__)
+        ctx.exit()
+
+
+@click.command(cls=LazyGroup)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it and exit."
+)
+def main() -> None:
+    """Declared shapes in; readable GPU programs, and their launches, out."""

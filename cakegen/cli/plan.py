@@ -1,0 +1,168 @@
+"""`cakegen plan`: what a request launches and why, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from cakegen.model import DeviceFacts, Model
+    from cakegen.plan import Launch, Plan
+
+
+@click.command("plan")
+@click.option("--stage", required=True, type=click.Choice(["front", "tail"]), help="Half of the block.")
+@click.option("--tp", required=True, type=int, help="Tensor-parallel degree.")
+@click.option("--tokens", required=True, metavar="T|FIRST:LAST", help="Token count, or a range of them.")
+@click.option("--partials", default=1, show_default=True, help="Partial sums of the routed experts (tail).")
+@click.option("--arch", default="sm_90a", show_default=True, help="Architecture.")
+@click.option("--sm-count", type=int, help="SMs of the device; default: the largest known part.")
+@click.option("--resident-pairs", type=int, help="Two-CTA clusters that run at once; default: half the SMs.")
+@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one line a token count.")
+def plan_command(
+    stage: str,
+    tp: int,
+    tokens: str,
+    partials: int,
+    arch: str,
+    sm_count: int | None,
+    resident_pairs: int | None,
+    export: str,
+    as_json: bool,
+) -> None:
+    """Print the launches of a request, their keys, and the rule that chose each field.
+
+    With a range of token counts: a table, in which neighbours with one plan share a row.
+    """
+    from cakegen.plan import plan_route
+    from cakegen.registry import load_registry
+
+    counts = parse_tokens(tokens)
+    device = _device_facts(arch, sm_count, resident_pairs)
+    model = load_registry(export).model
+    plans = (plan_route(model, stage=stage, tp=tp, tokens=count, partials=partials, device=device) for count in counts)
+    lines: Iterable[str]
+    if as_json:
+        lines = (json.dumps(plan_literal(plan, partials)) for plan in plans)
+    elif len(counts) == 1:
+        lines = _describe(next(plans), model)
+    else:
+        lines = _table(plans)
+    for line in lines:
+        click.echo(line)
+
+
+def parse_tokens(text: str) -> range:
+    """`16` or `1:16384` (both ends included).
+
+    Raises
+    ------
+    click.BadParameter
+        It is neither, or the range is empty.
+    """
+    first, _, last = text.partition(":")
+    try:
+        counts = range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a count nor FIRST:LAST", param_hint="--tokens") from None
+    if not counts:
+        raise click.BadParameter(f"{text!r} holds no count: {first} > {last}", param_hint="--tokens")
+    return counts
+
+
+def _device_facts(arch: str, sm_count: int | None, resident_pairs: int | None) -> DeviceFacts:
+    import dataclasses
+
+    from cakegen.arch import architecture
+    from cakegen.model import DeviceFacts
+
+    sms = max(part.sm_count for part in architecture(arch).parts) if sm_count is None else sm_count
+    device = DeviceFacts.nominal(arch, sms)
+    return device if resident_pairs is None else dataclasses.replace(device, resident_pairs=resident_pairs)
+
+
+def plan_literal(plan: Plan, partials: int) -> dict[str, object]:
+    """A plan as the JSON object of `--json`; `partials` as requested, also where the stage ignores it."""
+    return {
+        "stage": plan.stage,
+        "tp": plan.tp,
+        "tokens": plan.tokens,
+        "partials": partials,
+        "arch": plan.device.arch,
+        "sm_count": plan.device.sm_count,
+        "launches": [
+            {"key": launch.key, "grid_ctas": list(launch.grid_ctas), "parameters": dict(launch.parameters)}
+            for launch in plan.launches
+        ],
+    }
+
+
+def _grid(launch: Launch) -> str:
+    return " x ".join(str(extent) for extent in launch.grid_ctas)
+
+
+def _parameters(launch: Launch) -> str:
+    return " ".join(f"{name}={value}" for name, value in launch.parameters)
+
+
+def _describe(plan: Plan, model: Model) -> Iterator[str]:
+    """One plan: its launches, then its rules."""
+    from cakegen.plan import DecodeForm, decode_smem
+
+    device = plan.device
+    yield (
+        f"{plan.stage} TP {plan.tp}, T = {plan.tokens}, P = {plan.partials} on {device.arch}: {device.sm_count} SMs,"
+        f" {device.resident_pairs} resident pairs"
+    )
+    for number, launch in enumerate(plan.launches, 1):
+        yield f"launch {number}: {launch.key}"
+        yield f"  grid_ctas   {_grid(launch)}"
+        if launch.parameters:
+            yield f"  parameters  {_parameters(launch)}"
+        if isinstance(launch.form, DecodeForm):
+            used = decode_smem(launch.form, model).total_bytes
+            yield f"  smem        {used} of {device.max_dynamic_smem_bytes} bytes"
+    yield "rules"
+    fields = max(len(rule.field) for rule in plan.rules)
+    values = max(len(str(rule.value)) for rule in plan.rules)
+    for rule in plan.rules:
+        yield f"  {rule.field:{fields}}  {rule.value!s:{values}}  {rule.reason}"
+
+
+def _table(plans: Iterator[Plan]) -> Iterator[str]:
+    """Neighbouring token counts with one plan as one row; a norm's grid, which follows T, as its range."""
+    from cakegen.errors import PlanError
+
+    yield f"{'tokens':>13}  launches (key, grid in CTAs, parameters)"
+    first = last = next(plans)
+    try:
+        for plan in plans:
+            if _row_identity(first) != _row_identity(plan):
+                yield from _row(first, last)
+                first = plan
+            last = plan
+    except PlanError:
+        # a refused count ends the table, not the row before it
+        yield from _row(first, last)
+        raise
+    yield from _row(first, last)
+
+
+def _row_identity(plan: Plan) -> tuple[object, ...]:
+    from cakegen.plan import NormForm
+
+    return tuple(
+        (launch.key, None if isinstance(launch.form, NormForm) else launch.grid_ctas, launch.parameters)
+        for launch in plan.launches
+    )
+
+
+def _row(first: Plan, last: Plan) -> Iterator[str]:
+    span = str(first.tokens) if first.tokens == last.tokens else f"{first.tokens}:{last.tokens}"
+    for index, (low, high) in enumerate(zip(first.launches, last.launches, strict=True)):
+        grid = _grid(low) if low.grid_ctas == high.grid_ctas else f"{_grid(low)} … {_grid(high)}"
+        yield f"{span if index == 0 else '':>13}  {low.key}  [{grid}]  {_parameters(low)}".rstrip()

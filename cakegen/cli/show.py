@@ -1,0 +1,155 @@
+"""`cakegen show`: one program from its declaration to its launch. Imports cakegen inside functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from cakegen.plan import Plan
+    from cakegen.registry import Program, Registry
+
+_SOURCE_LINES = 40
+
+
+@click.command("show")
+@click.argument("key")
+@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
+@click.option("--source", is_flag=True, help="Print the whole source, not its first lines.")
+def show_command(key: str, export: str, source: bool) -> None:
+    """Explain one program: what is declared, the plan that reaches it, its source, and its launch.
+
+    KEY is a logical key, or the name of a program.
+    """
+    from cakegen.registry import load_registry
+
+    registry = load_registry(export)
+    program, keys = find_program(registry, key)
+    sections = (
+        ("declared", _declared(registry)),
+        ("plan", _planned(registry, keys)),
+        ("source", _source(registry, program, source)),
+        ("launch", _launch(registry, program, keys)),
+    )
+    for title, lines in sections:
+        click.echo(f"{title}:")
+        for line in lines:
+            click.echo(f"  {line}".rstrip())
+
+
+def find_program(registry: Registry, key: str) -> tuple[Program, list[str]]:
+    """The program behind a logical key or a program's name, and the keys that it is shown for.
+
+    Raises
+    ------
+    RegistryError
+        Neither a key nor a program; the message names the nearest.
+    """
+    import difflib
+
+    from cakegen.errors import RegistryError
+
+    if key in registry.programs:
+        return registry.programs[key], [entry for entry, name in registry.kernels.items() if name == key]
+    if key in registry.kernels:
+        return registry.program(key), [key]
+    near = difflib.get_close_matches(key, [*registry.kernels, *registry.programs], n=3, cutoff=0.5)
+    hint = f"; the nearest: {', '.join(near)}" if near else ""
+    raise RegistryError(f"{registry.export}: no key or program {key!r}{hint}. `cakegen list` prints all keys")
+
+
+def _declared(registry: Registry) -> Iterator[str]:
+    model = registry.model
+    yield f"export {registry.export} (exports/{registry.export}/export.toml)"
+    yield _fields(model.dims)
+    yield f"up to {model.max_tokens} tokens, {model.max_partials} partials"
+    for target in model.targets:
+        yield f"{target.arch}: TP {_listed(target.tp_degrees)}; SM counts {_listed(target.sm_counts)}"
+
+
+def _planned(registry: Registry, keys: list[str]) -> Iterator[str]:
+    plans = [plan for plan in _plans(registry) if any(launch.key in keys for launch in plan.launches)]
+    if not plans:
+        yield "no plan of the declared targets reaches it"
+        return
+    for line in _requests(plans):
+        yield f"reached by {line}"
+    first = plans[0]
+    for launch in first.launches:
+        if launch.key in keys:
+            yield f"key {launch.key}, grid of {' x '.join(map(str, launch.grid_ctas))} CTAs"
+            yield _fields(launch.form)
+    yield f"rules, for {first.tokens} tokens and {first.partials} partials on {first.device.sm_count} SMs:"
+    for rule in first.rules:
+        yield f"  {rule.field} = {rule.value}: {rule.reason}"
+
+
+def _plans(registry: Registry) -> Iterator[Plan]:
+    from cakegen.emit.reach import reached_plans
+
+    return reached_plans(registry.model)
+
+
+def _requests(plans: Iterable[Plan]) -> Iterator[str]:
+    """One line for each stage, TP degree, device and partial count, with the token counts as ranges."""
+    tokens: dict[tuple[str, str], list[int]] = {}
+    for plan in plans:
+        device = f"{plan.device.arch} with {plan.device.sm_count} SMs"
+        partials = f", {plan.partials} partials" if plan.stage == "tail" else ""
+        tokens.setdefault((f"{plan.stage} TP {plan.tp}{partials}", device), []).append(plan.tokens)
+    devices: dict[tuple[str, str], list[str]] = {}
+    for (request, device), counts in tokens.items():
+        devices.setdefault((request, _ranges(counts)), []).append(device)
+    for (request, counts_text), found in devices.items():
+        yield f"{request}, T {counts_text}: {', '.join(found)}"
+
+
+def _ranges(counts: list[int]) -> str:
+    runs: list[list[int]] = []
+    for count in counts:
+        if runs and count == runs[-1][1] + 1:
+            runs[-1][1] = count
+        else:
+            runs.append([count, count])
+    return ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in runs)
+
+
+def _source(registry: Registry, program: Program, whole: bool) -> Iterator[str]:
+    for name in (*program.sources, *program.headers):
+        yield f"{registry.csrc / name}"
+    lines = registry.read(program.kernel_source).splitlines()
+    shown = lines if whole else lines[:_SOURCE_LINES]
+    yield ""
+    yield from shown
+    if len(shown) < len(lines):
+        yield f"… {len(lines) - len(shown)} more lines; --source prints them all"
+
+
+def _launch(registry: Registry, program: Program, keys: list[str]) -> Iterator[str]:
+    yield f"program {program.name}, role {program.role}, kernel {program.kernel_symbol}"
+    yield _fields(program.launch)
+    yield f"flags {' '.join(program.flags)}"
+    for key in keys:
+        constants = registry.constants(key)
+        if constants:
+            yield f"constants of {key}: {', '.join(f'{name}={value}' for name, value in constants.items())}"
+    for kind, name in program.arg_plan:
+        yield f"{kind} {name}"
+    for entry in program.tensor_maps:
+        yield f"tensor map {entry.name}: {entry.operand} by {entry.view}, box {' x '.join(map(str, entry.box))}"
+    for barrier, count in program.barriers:
+        yield f"barrier {barrier}: {count}"
+    for arch, digest in program.closure_digest:
+        yield f"closure {arch} {digest}"
+
+
+def _fields(record: object) -> str:
+    assert dataclasses.is_dataclass(record)
+    return ", ".join(f"{field.name} {getattr(record, field.name)}" for field in dataclasses.fields(record))
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(str(value) for value in values)

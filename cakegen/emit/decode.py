@@ -1,0 +1,320 @@
+"""Decode and norm forms -> program specifications. Pure; every count comes from the plan's records.
+
+The constants are the `struct Cfg` of the Hopper templates (`templates/kernels/sm90`).
+"""
+
+from __future__ import annotations
+
+from cakegen.emit.program import Constant, ProgramSpec
+from cakegen.errors import EmitError
+from cakegen.model import Model
+from cakegen.plan.records import DecodeForm, NormForm
+from cakegen.plan.smem import DecodeSmem, UnitShare, a_chunk_bytes, b_chunk_bytes, decode_smem, unit_shares
+from cakegen.registry import LaunchRecord, TensorMapEntry
+
+WARP_THREADS = 32
+MMA_WARPS = 4
+NORM_WARPS = 3
+"""With 8 warps a thread may have 255 registers; with 9 only 168, and a row of the norm does not fit."""
+MBARRIER_BYTES = 8
+VECTOR_ELEMS = 8
+MAX_VECTORS_PER_LANE = 20
+"""A norm warp holds its row in registers: 20 vectors of 8 fp32 sums are 160 of the 255 that a thread may have."""
+
+
+def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramSpec:
+    """The program of one decode form.
+
+    Raises
+    ------
+    EmitError
+        The row of the fused norm does not fit a warp's registers, or the barriers their bytes.
+    """
+    smem = decode_smem(form, model)
+    barriers = _barriers(form)
+    tail = form.stage == "tail"
+    constants = (
+        *_thread_constants(form),
+        *_tile_constants(model, form),
+        *(_tail_constants(model, form) if tail else _front_constants(model, form)),
+        *_smem_constants(model, form, smem),
+        *barrier_constants(barriers, model.decode.barrier_bytes, model.name),
+    )
+    num_warps = MMA_WARPS + 1 + (NORM_WARPS if form.fused_norm else 0)
+    return ProgramSpec(
+        export=model.name,
+        role=f"decode_{form.stage}",
+        arch_family=arch_family,
+        template=template_of(model, "decode", arch_family),
+        summary=_summary(form),
+        constants=constants,
+        arg_plan=_tail_arguments(form) if tail else _front_arguments(),
+        tensor_maps=_tail_maps(model, form) if tail else _front_maps(model, form),
+        barriers=barriers,
+        launch=LaunchRecord(
+            block=(num_warps * WARP_THREADS, 1, 1),
+            cluster=(form.cluster_ctas, 1, 1),
+            cooperative=form.needs_residency,
+            programmatic=False,
+            dynamic_smem_bytes=smem.total_bytes,
+        ),
+    )
+
+
+def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
+    """The stand-alone norm: one warp a row.
+
+    Raises
+    ------
+    EmitError
+        A row does not fit a warp's registers.
+    """
+    constants = (
+        Constant("kNumThreads", form.rows_per_cta * WARP_THREADS, "threads of a CTA"),
+        Constant("kRowsPerCta", form.rows_per_cta, "rows of a CTA, one a warp"),
+        Constant("kEarlyTrigger", form.early_trigger, "dependents may start at entry, else after the stores"),
+        *_norm_constants(model),
+    )
+    buffers = ("routed", "norm_weight", "y_workspace", "wait_record")
+    parameters = ("num_tokens", "num_partials", "routed_pitch", "routed_partial_stride", "y_pitch")
+    return ProgramSpec(
+        export=model.name,
+        role="tail_norm",
+        arch_family=arch_family,
+        template=template_of(model, "tail_norm", arch_family),
+        summary=f"tail: norm of {form.rows_per_cta} rows a CTA, {'early' if form.early_trigger else 'late'} trigger",
+        constants=constants,
+        arg_plan=arguments((), buffers, parameters),
+        tensor_maps=(),
+        barriers=(),
+        launch=LaunchRecord(
+            block=(form.rows_per_cta * WARP_THREADS, 1, 1),
+            cluster=(1, 1, 1),
+            cooperative=False,
+            programmatic=False,
+            dynamic_smem_bytes=0,
+        ),
+    )
+
+
+def template_of(model: Model, family: str, arch_family: str) -> str:
+    """The template of a kernel family.
+
+    Raises
+    ------
+    EmitError
+        The export declares none.
+    """
+    template = model.template_for(family, arch_family)
+    if template is None:
+        raise EmitError(f"{model.name}: no template for kernels {family!r} on {arch_family}; add it to [[kernels]]")
+    return template
+
+
+def _summary(form: DecodeForm) -> str:
+    split = "a pair splits K" if form.cluster_ctas == 2 else "one CTA a tile"
+    norm = ""
+    if form.stage == "tail":
+        norm = ", no norm" if not form.fused_norm else ", norm fused"
+        norm += ", y resident" if form.resident_b else ""
+        norm += ", rows staged" if form.staged_rows else ""
+    return (
+        f"{form.stage} decode, TP {form.tp}, up to {form.n_pad} tokens: {form.tiles} tiles, {split}, "
+        f"{form.num_stages} stages of {form.chunks_per_stage} chunk(s){norm}"
+    )
+
+
+def _thread_constants(form: DecodeForm) -> tuple[Constant, ...]:
+    producer = MMA_WARPS + (NORM_WARPS if form.fused_norm else 0)
+    return (
+        Constant("kNumThreads", (producer + 1) * WARP_THREADS, "MMA warps, norm warps if fused, a producer warp"),
+        Constant("kProducerWarp", producer, "index of the producer warp"),
+        Constant("kNormWarps", NORM_WARPS if form.fused_norm else 0, "warps that normalise rows"),
+        Constant("kMmaBarrier", 1, "named barrier of the MMA warps"),
+        Constant("kNormBarrier", 2, "named barrier of the norm warps"),
+        Constant("kClusterCtas", form.cluster_ctas, "CTAs that share a weight tile and split its K"),
+        Constant("kGridCtas", form.grid_ctas, "CTAs of the launch"),
+        Constant("kWideWait", form.wide_wait, "only the epilogue waits for the partner CTA to have started"),
+    )
+
+
+def _tile_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
+    rules = model.decode
+    return (
+        Constant("kBlockM", rules.block_m, "weight rows of a tile (a shared tile: half gate, half up)"),
+        Constant("kBlockK", rules.block_k, "elements of a K chunk: one 128-byte swizzled row"),
+        Constant("kNPad", form.n_pad, "tokens of the MMA; those past num_tokens arrive as zeros"),
+        Constant("kNumStages", form.num_stages, "ring stages"),
+        Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
+        Constant("kChunkABytes", a_chunk_bytes(rules), "one K chunk of weights"),
+        Constant("kChunkBBytes", b_chunk_bytes(rules, form.n_pad), "one K chunk of tokens"),
+    )
+
+
+def _front_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
+    dims = model.dims
+    shares = unit_shares(form)
+    stage_bytes = form.chunks_per_stage * (a_chunk_bytes(model.decode) + b_chunk_bytes(model.decode, form.n_pad))
+    return (
+        Constant("kStageABytes", form.chunks_per_stage * a_chunk_bytes(model.decode), "weights of a stage"),
+        Constant("kStageBBytes", form.chunks_per_stage * b_chunk_bytes(model.decode, form.n_pad), "tokens of a stage"),
+        Constant("kStageBytes", stage_bytes, "what stage_full expects"),
+        Constant("kRank0Units", shares[0].k1_count, "ring units of rank 0, from K chunk 0 on"),
+        Constant("kRank1Units", _rank1(shares).k1_count, "ring units of rank 1"),
+        Constant("kRouterTiles", form.router_tiles, "tiles of gate_weight"),
+        Constant("kLatentTiles", form.latent_tiles, "tiles of down_weight"),
+        Constant("kRouterCols", dims.experts, "columns of logits"),
+        Constant("kLatentCols", dims.latent, "columns of latent"),
+        Constant("kSharedCols", dims.i_local(form.tp), "columns of shared_act: the up rows start there"),
+        Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
+        Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
+    )
+
+
+def _tail_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
+    shares = unit_shares(form)
+    constants = (
+        Constant("kRank0DownChunks", shares[0].k2_count, "shared-down chunks of rank 0"),
+        Constant("kRank1DownChunks", _rank1(shares).k2_count, "shared-down chunks of rank 1"),
+        Constant("kRank0UpChunks", shares[0].k1_count, "up chunks of rank 0"),
+        Constant("kRank1UpChunks", _rank1(shares).k1_count, "up chunks of rank 1"),
+        Constant("kUpCols", form.k1_cols, "columns of this rank's latent slice"),
+        Constant("kUpRagged", form.k1_cols % model.decode.block_k != 0, "the slice ends inside its last chunk"),
+        Constant("kOutCols", form.out_cols, "columns of out"),
+        Constant("kFusedNorm", form.fused_norm, "the launch normalises the routed rows itself"),
+        Constant("kResidentB", form.resident_b, "y of the own up chunks stays in shared memory"),
+        Constant("kStagedRows", form.staged_rows, "routed rows and norm weight are copied to shared memory first"),
+        Constant("kIssueAhead", form.issue_gate, "weight stages issued before the row loads"),
+        Constant("kNoPrefetch", form.no_prefetch, "no tensor-map prefetch"),
+        Constant("kStaggerUnits", form.stagger_units, "the cold fill pauses before this unit (0: never)"),
+    )
+    return constants + _norm_constants(model) if form.fused_norm else constants
+
+
+def _norm_constants(model: Model) -> tuple[Constant, ...]:
+    vectors = -(-model.dims.latent // VECTOR_ELEMS)
+    per_lane = -(-vectors // WARP_THREADS)
+    if per_lane > MAX_VECTORS_PER_LANE:
+        limit = MAX_VECTORS_PER_LANE * WARP_THREADS * VECTOR_ELEMS
+        raise EmitError(
+            f"{model.name}: latent {model.dims.latent} is {per_lane} vectors of {VECTOR_ELEMS} a lane; a norm warp "
+            f"holds at most {MAX_VECTORS_PER_LANE} in registers. Use a latent width of at most {limit}."
+        )
+    return (
+        Constant("kLatentCols", model.dims.latent, "columns of routed and y"),
+        Constant("kRowVectors", vectors, "16-byte vectors of a row"),
+        Constant("kVectorsPerLane", per_lane, "vectors that a lane owns at most"),
+        Constant("kNormEps", model.dims.norm_eps, "added to the mean of squares"),
+    )
+
+
+def _rank1(shares: tuple[UnitShare, ...]) -> UnitShare:
+    return shares[1] if len(shares) == 2 else UnitShare(0, 0, 0, 0)
+
+
+def _smem_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
+    constants: tuple[Constant, ...] = ()
+    if form.cluster_ctas == 2:
+        constants += (
+            Constant("kLandingAlias", form.landing_alias, "the partner's sums land in the drained ring"),
+            Constant("kLandingOffset", smem.landing_offset, "byte offset of the partner's sums"),
+            Constant("kLandingBytes", smem.landing_bytes, "fp32 sums of 128 threads"),
+        )
+    constants += (
+        Constant("kARingOffset", smem.a_ring_offset, "byte offset of the weight stages"),
+        Constant("kBRingOffset", smem.b_ring_offset, "byte offset of the token stages"),
+        Constant("kStagingOffset", smem.staging_offset, "byte offset of the staged output rows, over the drained ring"),
+    )
+    if form.resident_b:
+        constants += (Constant("kResidentBOffset", smem.resident_b_offset, "byte offset of the resident y chunks"),)
+    if form.staged_rows:
+        constants += (
+            Constant("kStagedRowsOffset", smem.rows_offset, "byte offset of the staged routed rows"),
+            Constant("kNormWeightOffset", smem.norm_weight_offset, "byte offset of the staged norm weight"),
+        )
+    return constants
+
+
+def _barriers(form: DecodeForm) -> tuple[tuple[str, int], ...]:
+    ring = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
+    pair = (("partner_sum", 1), ("ring_drained", 1))
+    norm = (("rows_issued", 1), ("rows_arrived", 1), ("y_resident", 1), ("rows_staged", 1))
+    return (*ring, *pair, *norm) if form.fused_norm else (*ring, *pair)
+
+
+def barrier_constants(
+    barriers: tuple[tuple[str, int], ...], reserved_bytes: int, where: str
+) -> tuple[Constant, ...]:
+    """Byte offsets of barriers that lie side by side from the start of shared memory.
+
+    Raises
+    ------
+    EmitError
+        They need more than the reserved bytes.
+    """
+    constants = []
+    offset = 0
+    for name, count in barriers:
+        camel = "".join(word.capitalize() for word in name.split("_"))
+        constants.append(Constant(f"k{camel}Offset", offset, f"byte offset of {name}"))
+        offset += count * MBARRIER_BYTES
+    if offset > reserved_bytes:
+        raise EmitError(
+            f"{where}: {offset // MBARRIER_BYTES} barriers need {offset} bytes; {reserved_bytes} are reserved. "
+            "Raise barrier_bytes or lower the number of stages."
+        )
+    return tuple(constants)
+
+
+def arguments(
+    maps: tuple[str, ...], buffers: tuple[str, ...], parameters: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """A program's `arg_plan`: tensor maps, buffers, i32 parameters, and the grid of the binding's entry."""
+    grid = ("grid_x", "grid_y", "grid_z")
+    kinds = (("tma_buffer", maps), ("buffer", buffers), ("parameter", parameters), ("grid", grid))
+    return tuple((kind, name) for kind, names in kinds for name in names)
+
+
+def _front_arguments() -> tuple[tuple[str, str], ...]:
+    return arguments(
+        ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
+        ("logits", "latent", "shared_act", "wait_record"),
+        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch"),
+    )
+
+
+def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
+    maps = ("shared_down_weight", "up_weight", "shared_act", "y_workspace")
+    if not form.fused_norm:
+        return arguments(maps, ("out", "wait_record"), ("num_tokens", "out_pitch", "up_col0"))
+    return arguments(
+        maps,
+        ("routed", "norm_weight", "y_workspace", "out", "counters", "wait_record"),
+        ("num_tokens", "num_partials", "routed_pitch", "routed_partial_stride", "y_pitch", "out_pitch", "up_col0"),
+    )
+
+
+def _front_maps(model: Model, form: DecodeForm) -> tuple[TensorMapEntry, ...]:
+    rules = model.decode
+    rows = {
+        "gate_weight": rules.block_m,
+        "down_weight": rules.block_m,
+        "shared_gate_up_weight": rules.block_m // 2,
+        "x": form.n_pad,
+    }
+    return tuple(
+        TensorMapEntry(name, name, "chunks", (rules.block_k, count, form.chunks_per_stage))
+        for name, count in rows.items()
+    )
+
+
+def _tail_maps(model: Model, form: DecodeForm) -> tuple[TensorMapEntry, ...]:
+    rules = model.decode
+    up_view = "columns" if form.k1_cols % rules.block_k else "chunks"
+    maps = (
+        ("shared_down_weight", "chunks", rules.block_m),
+        ("up_weight", up_view, rules.block_m),
+        ("shared_act", "chunks", form.n_pad),
+        ("y_workspace", up_view, form.n_pad),
+    )
+    return tuple(TensorMapEntry(name, name, view, (rules.block_k, rows, 1)) for name, view, rows in maps)

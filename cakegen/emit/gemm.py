@@ -1,0 +1,166 @@
+"""Prefill GEMM forms -> program specifications of the Hopper templates. Pure; counts come from the plan's records."""
+
+from __future__ import annotations
+
+from cakegen.emit.decode import MBARRIER_BYTES, WARP_THREADS, arguments, barrier_constants, template_of
+from cakegen.emit.program import Constant, ProgramSpec
+from cakegen.errors import EmitError
+from cakegen.model import HopperPrefillRules, Model
+from cakegen.plan.records import GemmForm
+from cakegen.registry import LaunchRecord, TensorMapEntry
+
+MMA_WARPS = 8
+PRODUCER_WARPS = 4
+PAIR_CTAS = 2
+MMA_REGISTERS = 232
+PRODUCER_REGISTERS = 40
+"""2 * 232 + 40 = 504 registers a thread of each warpgroup, as the launch gives: 3 * 168."""
+BF16_BYTES = 2
+SWIZZLE_PERIOD_BYTES = 1024
+STAGING_PITCH_BYTES = 64 * BF16_BYTES + 16
+STAGING_ROWS = 16
+ARRIVAL_BYTES = 16
+
+
+def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
+    """The program of one prefill GEMM form.
+
+    Raises
+    ------
+    EmitError
+        No template, or shared memory over the limit.
+    """
+    rules = model.prefill_sm90
+    barriers = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
+    smem_constants, total_bytes = _smem_constants(model, form)
+    tail = form.stage == "tail"
+    constants = (
+        *_pair_constants(rules, form),
+        *(_tail_constants(model, form) if tail else _front_constants(model)),
+        *smem_constants,
+        *barrier_constants(barriers, SWIZZLE_PERIOD_BYTES, model.name),
+    )
+    return ProgramSpec(
+        export=model.name,
+        role=f"{form.stage}_gemm",
+        arch_family=arch_family,
+        template=template_of(model, f"{form.stage}_gemm", arch_family),
+        summary=_summary(form),
+        constants=constants,
+        arg_plan=_tail_arguments() if tail else _front_arguments(),
+        tensor_maps=_tail_maps(rules, form) if tail else _front_maps(rules, form),
+        barriers=barriers,
+        launch=LaunchRecord(
+            block=((MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, 1, 1),
+            cluster=(PAIR_CTAS, 1, 1),
+            cooperative=False,
+            programmatic=tail,
+            dynamic_smem_bytes=total_bytes,
+        ),
+    )
+
+
+def _summary(form: GemmForm) -> str:
+    ragged = f", last up block of {form.k1_ragged_cols} columns" if form.k1_ragged_cols else ""
+    return f"{form.stage} prefill GEMM: pair tiles of 256 x {form.block_n}, {form.num_stages} stages{ragged}"
+
+
+def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant, ...]:
+    a_bytes = rules.block_m * rules.block_k * BF16_BYTES
+    b_bytes = form.block_n * rules.block_k * BF16_BYTES
+    return (
+        Constant("kNumThreads", (MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, "2 MMA warpgroups, 1 producer warpgroup"),
+        Constant("kMmaWarps", MMA_WARPS, "warps of the MMA warpgroups, which come first"),
+        Constant("kMmaRegisters", MMA_REGISTERS, "registers of an MMA thread"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers of a producer thread"),
+        Constant("kGroupBarrier", 1, "named barrier of MMA warpgroup 0; the next is warpgroup 1's"),
+        Constant("kBlockM", rules.block_m, "token rows of a CTA"),
+        Constant("kBlockN", form.block_n, "weight rows of a pair tile"),
+        Constant("kBlockK", rules.block_k, "elements of a K block: one 128-byte swizzled row"),
+        Constant("kNumStages", form.num_stages, "ring stages"),
+        Constant("kStageABytes", a_bytes, "token rows of a stage"),
+        Constant("kHalfBBytes", b_bytes // PAIR_CTAS, "weight rows that one CTA loads for both"),
+        Constant("kStageBytes", a_bytes + b_bytes, "what stage_full expects: tokens and both halves of the weights"),
+        Constant("kEmptyArrivals", MMA_WARPS * PAIR_CTAS, "MMA warps of both CTAs"),
+        Constant("kRasterPairRows", rules.raster_m_tiles // PAIR_CTAS, "pair rows of a raster group"),
+    )
+
+
+def _front_constants(model: Model) -> tuple[Constant, ...]:
+    rules, dims = model.prefill_sm90, model.dims
+    return (
+        Constant("kNumK", dims.hidden // rules.block_k, "K blocks of a tile"),
+        Constant("kRouterCols", dims.experts, "columns of logits"),
+        Constant("kLatentCols", dims.latent, "columns of latent"),
+        Constant("kLatentTiles", -(-dims.latent // rules.block_n), "column tiles of latent"),
+        Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
+        Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
+    )
+
+
+def _tail_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
+    hidden = model.dims.hidden
+    return (
+        Constant("kOutCols", hidden, "columns of out"),
+        Constant("kNumNTiles", -(-hidden // form.block_n), "column tiles of out"),
+        Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last block"),
+    )
+
+
+def _smem_constants(model: Model, form: GemmForm) -> tuple[tuple[Constant, ...], int]:
+    """Offsets: barriers and arrival words in the first 1024 bytes, the chaos seed's flag area, the ring, the slabs."""
+    rules = model.prefill_sm90
+    flags = SWIZZLE_PERIOD_BYTES
+    stage_bytes = (rules.block_m + form.block_n) * rules.block_k * BF16_BYTES
+    arrivals = SWIZZLE_PERIOD_BYTES - 2 * ARRIVAL_BYTES
+    ring = flags + SWIZZLE_PERIOD_BYTES
+    staging = ring + form.num_stages * stage_bytes
+    total = staging + MMA_WARPS * STAGING_ROWS * STAGING_PITCH_BYTES
+    limit = 232448
+    if total > limit or 2 * form.num_stages * MBARRIER_BYTES > arrivals:
+        raise EmitError(
+            f"{model.name}: {form.stage} GEMM with {form.num_stages} stages of {stage_bytes} bytes needs {total} bytes "
+            f"of shared memory; sm_90a has {limit}. Lower prefill_sm90.num_stages."
+        )
+    return (
+        Constant("kArrivalsOffset", arrivals, "byte offset of the arrival words, 16 bytes a warpgroup"),
+        Constant("kStagesOffset", ring, "byte offset of the ring: tokens, then weights, a stage"),
+        Constant("kStagingOffset", staging, "byte offset of the output slabs, 16 rows x 64 columns a warp"),
+    ), total
+
+
+def _front_arguments() -> tuple[tuple[str, str], ...]:
+    return arguments(
+        ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
+        ("logits", "latent", "shared_act", "partials", "counters", "wait_record"),
+        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", *_SPLIT_PARAMETERS),
+    )
+
+
+def _tail_arguments() -> tuple[tuple[str, str], ...]:
+    return arguments(
+        ("shared_down_weight", "up_weight", "shared_act", "y_workspace"),
+        ("out", "partials", "counters", "wait_record"),
+        ("num_tokens", "out_pitch", "up_col0", *_SPLIT_PARAMETERS),
+    )
+
+
+_SPLIT_PARAMETERS = ("m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg", "sk_total")
+
+
+def _front_maps(rules: HopperPrefillRules, form: GemmForm) -> tuple[TensorMapEntry, ...]:
+    half = form.block_n // PAIR_CTAS
+    rows = {"gate_weight": half, "down_weight": half, "shared_gate_up_weight": half, "x": rules.block_m}
+    return tuple(TensorMapEntry(name, name, "chunks", (rules.block_k, count, 1)) for name, count in rows.items())
+
+
+def _tail_maps(rules: HopperPrefillRules, form: GemmForm) -> tuple[TensorMapEntry, ...]:
+    half = form.block_n // PAIR_CTAS
+    up_view = "columns" if form.k1_ragged_cols else "chunks"
+    maps = (
+        ("shared_down_weight", "chunks", half),
+        ("up_weight", up_view, half),
+        ("shared_act", "chunks", rules.block_m),
+        ("y_workspace", up_view, rules.block_m),
+    )
+    return tuple(TensorMapEntry(name, name, view, (rules.block_k, rows, 1)) for name, view, rows in maps)

@@ -1,0 +1,91 @@
+"""The specification of one program: everything that its text depends on. Imports model records only.
+
+A program's name is a hash of its canonical specification, not of its text: a template edit renames nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from cakegen.registry import LaunchRecord, TensorMapEntry
+
+COMPILE_FLAGS = ("-std=c++17", "-lineinfo")
+"""Compiler options of every program, beside the architecture. No fast-math: each approximation is written out."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One member of a kernel's `struct Cfg`: its C++ name, its value, and what it means with its unit."""
+
+    name: str
+    value: bool | int | float
+    comment: str
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """One program of one architecture family.
+
+    Parameters
+    ----------
+    export
+        Name of the export; prefixes every generated file.
+    role
+        What the program does: `decode_front`, `decode_tail`, `tail_norm`.
+    arch_family
+        Family whose targets share the text (`sm90`).
+    template
+        Path below `templates/` of the kernel's template.
+    summary
+        One line for the banner.
+    constants
+        `struct Cfg`, in the order in which it is read.
+    arg_plan, tensor_maps, barriers, launch
+        As in `registry.Program`.
+    """
+
+    export: str
+    role: str
+    arch_family: str
+    template: str
+    summary: str
+    constants: tuple[Constant, ...]
+    arg_plan: tuple[tuple[str, str], ...]
+    tensor_maps: tuple[TensorMapEntry, ...]
+    barriers: tuple[tuple[str, int], ...]
+    launch: LaunchRecord
+
+    @property
+    def canonical(self) -> str:
+        """The specification as JSON with sorted keys; comments and the summary are not part of it."""
+        facts = {
+            "role": self.role,
+            "arch_family": self.arch_family,
+            "constants": {constant.name: constant.value for constant in self.constants},
+            "arg_plan": self.arg_plan,
+            "tensor_maps": [asdict(entry) for entry in self.tensor_maps],
+            "barriers": self.barriers,
+            "launch": asdict(self.launch),
+        }
+        return json.dumps(facts, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def digest(self) -> str:
+        """The 20 hex digits of the program's name."""
+        return hashlib.sha256(self.canonical.encode()).hexdigest()[:20]
+
+    @property
+    def program_id(self) -> int:
+        """The first 32 bits of the digest: how a program names itself in the wait record."""
+        return int(self.digest[:8], 16)
+
+    @property
+    def name(self) -> str:
+        """`cake_<export>_<digest>`: stem of the generated files, and `kernel_<name>` is the kernel's symbol."""
+        return f"cake_{self.export}_{self.digest}"
+
+    def value(self, constant: str) -> bool | int | float:
+        """The value of one constant, for a template that writes structure by it."""
+        return next(entry.value for entry in self.constants if entry.name == constant)

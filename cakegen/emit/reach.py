@@ -1,0 +1,117 @@
+"""Which programs an export reaches: every plan of the model on every declared part. Imports plan and model; no I/O.
+
+Plans depend on the token count, the TP degree, whether there is one partial or more, and the device; so walking all of
+them gives exactly the programs that a runtime can ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cakegen.arch import architecture
+from cakegen.emit.decode import decode_program, norm_program
+from cakegen.emit.program import ProgramSpec
+from cakegen.errors import EmitError
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan import plan_route
+from cakegen.plan.records import DecodeForm, GemmForm, NormForm, Plan
+
+
+@dataclass(frozen=True)
+class ReachedKey:
+    """One logical key: the program that serves it, its compile-line constants, and the targets that reach it."""
+
+    key: str
+    program: ProgramSpec
+    constants: tuple[tuple[str, int], ...]
+    arches: tuple[str, ...]
+
+
+def reached_keys(model: Model) -> tuple[ReachedKey, ...]:
+    """Every key that a plan of this model can name, for the families that have a template; sorted by key.
+
+    Raises
+    ------
+    EmitError
+        Two different forms share a key, or a route needs a family without a template.
+    PlanError
+        A plan does not fit.
+    """
+    forms: dict[str, DecodeForm | NormForm | GemmForm] = {}
+    arches: dict[str, set[str]] = {}
+    for plan in reached_plans(model):
+        for launch in plan.launches:
+            known = forms.setdefault(launch.key, launch.form)
+            if known != launch.form:
+                raise EmitError(f"{model.name}: key {launch.key} stands for two forms: {known} and {launch.form}")
+            arches.setdefault(launch.key, set()).add(plan.device.arch)
+    return tuple(_reached(model, key, forms[key], tuple(sorted(arches[key]))) for key in sorted(forms))
+
+
+def _reached(model: Model, key: str, form: DecodeForm | NormForm | GemmForm, arches: tuple[str, ...]) -> ReachedKey:
+    family = architecture(arches[0]).family
+    constants = form.constants if isinstance(form, GemmForm) else ()
+    return ReachedKey(key, program_for(model, form, family), constants, arches)
+
+
+def program_for(model: Model, form: DecodeForm | NormForm | GemmForm, arch_family: str) -> ProgramSpec:
+    """The specification of the program that runs one form.
+
+    Raises
+    ------
+    EmitError
+        The export declares no template of the form's family for these architectures.
+    """
+    family = family_of(form)
+    if model.template_for(family, arch_family) is None:
+        raise EmitError(
+            f"{model.name}: a plan for {arch_family} needs kernel family {family!r}, which has no template there; "
+            f"add it to [[kernels]] in exports/{model.name}/export.toml"
+        )
+    if isinstance(form, DecodeForm):
+        return decode_program(model, form, arch_family)
+    if isinstance(form, NormForm):
+        return norm_program(model, form, arch_family)
+    raise EmitError(f"{model.name}: no program is written for kernel family {family!r} yet")
+
+
+def family_of(form: DecodeForm | NormForm | GemmForm) -> str:
+    """The kernel family that writes a form, as `[[kernels]]` names it."""
+    if isinstance(form, DecodeForm):
+        return "decode"
+    return "tail_norm" if isinstance(form, NormForm) else f"{form.stage}_gemm"
+
+
+def reached_plans(model: Model) -> Iterator[Plan]:
+    """Every plan whose families have templates: all targets, their TP degrees and SM counts, all token counts.
+
+    Raises
+    ------
+    PlanError
+        A plan does not fit.
+    """
+    for target in model.targets:
+        last = _last_token(model, architecture(target.arch).family)
+        for tp in target.tp_degrees:
+            for sm_count in target.sm_counts:
+                yield from _plans(model, tp, last, DeviceFacts.nominal(target.arch, sm_count))
+
+
+def _plans(model: Model, tp: int, last: int, device: DeviceFacts) -> Iterator[Plan]:
+    for tokens in range(1, last + 1):
+        yield plan_route(model, stage="front", tp=tp, tokens=tokens, partials=1, device=device)
+        for partials in _partial_counts(model.max_partials):
+            yield plan_route(model, stage="tail", tp=tp, tokens=tokens, partials=partials, device=device)
+
+
+def _partial_counts(most: int) -> tuple[int, ...]:
+    """One partial, more than one, and the most: a plan asks for no more than whether there is one."""
+    return tuple(sorted({1, min(2, most), most}))
+
+
+def _last_token(model: Model, arch_family: str) -> int:
+    """Largest token count whose plans have templates on these architectures (0: none has)."""
+    if model.template_for("front_gemm", arch_family) or model.template_for("tail_gemm", arch_family):
+        return model.max_tokens
+    return model.decode.max_tokens if model.template_for("decode", arch_family) else 0

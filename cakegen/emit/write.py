@@ -1,0 +1,219 @@
+"""The one module that writes a generated tree, and the check that compares one. Imports errors and seal.
+
+Writing is all or nothing: the whole tree is written beside the old one and synced, then the two folders change places.
+Where the file system can exchange two names in one step, a kill at any moment leaves the old tree or the new one in
+place; where it can't, a kill between two renames leaves both beside, and the next write or check completes the swap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cakegen.emit.seal import is_generated, is_intact
+from cakegen.errors import EmitError, SealError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@dataclass(frozen=True)
+class TreeDifference:
+    """How a tree on disk differs from what its export writes now; paths are relative and sorted.
+
+    Parameters
+    ----------
+    changed
+        Their seal is intact, but the export would write another text.
+    edited
+        Their text is not what their own seal says: somebody edited them.
+    missing, stale
+        Not on disk; on disk but no longer written.
+    same
+        How many files are equal.
+    """
+
+    changed: tuple[str, ...]
+    edited: tuple[str, ...]
+    missing: tuple[str, ...]
+    stale: tuple[str, ...]
+    same: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.changed or self.edited or self.missing or self.stale)
+
+    @property
+    def summary(self) -> str:
+        """`N changed, M same, K stale`; a missing or an edited file counts as changed."""
+        changed = len(self.changed) + len(self.edited) + len(self.missing)
+        return f"{changed} changed, {self.same} same, {len(self.stale)} stale"
+
+
+def compare_tree(root: Path, files: Mapping[str, str]) -> TreeDifference:
+    """Compare a tree on disk with the texts of its export, byte by byte."""
+    if not root.parent.is_dir():
+        return TreeDifference((), (), tuple(sorted(files)), (), 0)
+    with _only_user(root.parent):
+        _recover(root)
+        return _compare(root, files)
+
+
+def _compare(root: Path, files: Mapping[str, str]) -> TreeDifference:
+    changed: list[str] = []
+    edited: list[str] = []
+    missing: list[str] = []
+    present = _files_below(root)
+    for name in sorted(files):
+        if name not in present:
+            missing.append(name)
+            continue
+        raw = (root / name).read_bytes()
+        if raw != files[name].encode():
+            (changed if is_intact(raw.decode("utf-8", "replace")) else edited).append(name)
+    stale = tuple(sorted(present - set(files)))
+    same = len(files) - len(changed) - len(edited) - len(missing)
+    return TreeDifference(tuple(changed), tuple(edited), tuple(missing), stale, same)
+
+
+def check_tree(root: Path, files: Mapping[str, str], command: str | None = None) -> TreeDifference:
+    """Refuse a tree that is not exactly what its export writes.
+
+    Parameters
+    ----------
+    command
+        What to run in order to write the tree again, for the message; `cakegen export <folder's name>` by default.
+
+    Raises
+    ------
+    SealError
+        Something differs; the message counts, and names each file.
+    """
+    difference = compare_tree(root, files)
+    if difference.clean:
+        return difference
+    lines = [f"{root}: {difference.summary}"]
+    lines += [f"  edited by hand   {name}" for name in difference.edited]
+    lines += [f"  changed          {name}" for name in difference.changed]
+    lines += [f"  missing          {name}" for name in difference.missing]
+    lines += [f"  stale            {name}" for name in difference.stale]
+    remedy = command or f"cakegen export {root.name}"
+    lines.append(f"Run `{remedy}` to write it again; move hand edits into a template or the export first.")
+    raise SealError("\n".join(lines))
+
+
+def write_tree(root: Path, files: Mapping[str, str]) -> TreeDifference:
+    """Write a tree, all or nothing, and drop what the export no longer writes.
+
+    Returns
+    -------
+    TreeDifference
+        What was different before; a clean one means that nothing was touched.
+
+    Raises
+    ------
+    EmitError
+        The folder holds a file that no export wrote (nothing is lost then), or can't be written.
+    """
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with _only_user(root.parent):
+            _recover(root)
+            difference = _compare(root, files)
+            if difference.clean:
+                return difference
+            _refuse_foreign(root, difference.stale)
+            _write_beside(_new(root), files)
+            _swap(root)
+    except OSError as error:
+        raise EmitError(f"{root}: can't write the tree: {error.strerror} ({error.filename})") from error
+    return difference
+
+
+def _new(root: Path) -> Path:
+    return root.parent / f".{root.name}.new"
+
+
+def _old(root: Path) -> Path:
+    return root.parent / f".{root.name}.old"
+
+
+@contextlib.contextmanager
+def _only_user(folder: Path) -> Iterator[None]:
+    """Hold the folder's own lock, which leaves no file behind and ends with the process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _files_below(root: Path) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+def _refuse_foreign(root: Path, stale: tuple[str, ...]) -> None:
+    for name in stale:
+        path = root / name
+        if path.is_symlink() or not is_generated(path.read_bytes().decode("utf-8", "replace")):
+            raise EmitError(f"{path}: no export wrote this file, and writing the tree would drop it; move it away")
+
+
+def _write_beside(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as stream:
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            _sync_folder(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _swap(root: Path) -> None:
+    """Put the new folder in place of the old one, and drop the old one."""
+    if not root.exists():
+        os.rename(_new(root), root)
+    elif _exchange(_new(root), root):
+        shutil.rmtree(_new(root))
+    else:
+        os.rename(root, _old(root))
+        os.rename(_new(root), root)
+        shutil.rmtree(_old(root))
+    _sync_folder(root.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step (Linux renameat2, man 2 rename); False where the file system can't."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    failed = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE))
+    return bool(failed == 0)
+
+
+def _recover(root: Path) -> None:
+    """Finish an interrupted swap, and drop what it left: the old folder moves only once the new one is whole."""
+    if _old(root).exists() and not root.exists():
+        os.rename(_new(root) if _new(root).exists() else _old(root), root)
+    for leftover in (_old(root), _new(root)):
+        if leftover.exists():
+            shutil.rmtree(leftover)

@@ -1,0 +1,40 @@
+"""Leaf module: the one tree of errors. Imports nothing.
+
+A message says where, what was received, what is needed and why, and what to do.
+"""
+
+
+class CakeError(Exception):
+    """Base of every error that cakegen raises on purpose."""
+
+
+class SpecError(CakeError):
+    """A declaration (export file, field, dimension) that can't be honoured."""
+
+
+class PlanError(CakeError):
+    """No route exists for a request, or a plan does not fit its device."""
+
+
+class EmitError(CakeError):
+    """A template or a program specification is wrong."""
+
+
+class SealError(EmitError):
+    """A generated file is not what its export would write."""
+
+
+class RegistryError(CakeError):
+    """A registry module is missing, damaged, or of a schema this version does not know."""
+
+
+class CompileError(CakeError):
+    """The compiler refused a program; the message holds its log."""
+
+
+class LaunchError(CakeError):
+    """An operand, a device or a launch was refused; or a launched program reported a fault."""
+
+
+class EmulationError(CakeError):
+    """The emulator met a fault or an instruction it does not model."""

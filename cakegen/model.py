@@ -1,0 +1,226 @@
+"""Leaf module: the records that planner, emitter and runtime share. No torch, no pydantic, no I/O.
+
+Everything here is a frozen dataclass of numbers and strings, so that a plan is a pure function of hashable values
+and a registry can hold a model as a literal. Sizes in bytes end in `_bytes`; K is counted in chunks of `block_k`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cakegen.arch import architecture
+from cakegen.errors import RegistryError
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class ModelDims:
+    """Dimensions and constants of one latent mixture-of-experts block.
+
+    front: `x [T, hidden]` -> logits `[T, experts]` fp32, latent `[T, latent]` bf16, shared_act
+    `[T, shared_intermediate / TP]` bf16. tail: routed `[P, T, latent]` and shared_act -> out `[T, hidden]` bf16.
+    """
+
+    hidden: int
+    latent: int
+    experts: int
+    shared_intermediate: int
+    norm_eps: float
+    situ_beta: float
+    situ_linear_beta: float
+
+    def i_local(self, tp: int) -> int:
+        """Shared-expert columns of one rank."""
+        return self.shared_intermediate // tp
+
+    def latent_slice(self, tp: int) -> int:
+        """Latent columns that one rank multiplies in the tail."""
+        return self.latent // tp
+
+
+@dataclass(frozen=True)
+class DecodeRules:
+    """Tile choices and thresholds of the decode planner (T <= max_tokens); planner.md names their origin.
+
+    A ring stage holds `chunks_per_stage` K chunks of a weight tile (block_m x block_k bf16) and of the tokens
+    (n_pad x block_k bf16).
+    """
+
+    max_tokens: int
+    n_pads: tuple[int, ...]
+    block_m: int
+    block_k: int
+    max_stages: int
+    barrier_bytes: int
+    flag_bytes: int
+    single_landing_bytes: int
+    # the front takes two chunks a stage when the ring keeps at least so many stages
+    depth2_min_stages_single: int
+    depth2_min_stages_pair: int
+    # the landing zone aliases the drained ring
+    alias_n_pad: int
+    alias_min_chunks: int
+    # the tail's fused norm
+    staged_max_down_units: int
+    staged_min_stages: int
+    staged_wide_n_pad: int
+    resident_tokens_staged: int
+    resident_tokens_long: int
+    resident_tokens_short: int
+    resident_min_stages: int
+    small_n_pad: int
+    small_min_stages_plain: int
+    issue_ahead: int
+    stagger_units: int
+
+
+@dataclass(frozen=True)
+class PrefillRules:
+    """Tile choices and thresholds of the SM100 prefill planner (T > decode's max_tokens)."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    raster_m_tiles: int
+    # front
+    front_epilogue_iters: int
+    front_min_saving_percent: int
+    front_evict_first_pair_rows: int
+    # tail instances
+    narrow_block_n: int
+    narrow_stages: int
+    narrow_min_tp: int
+    narrow_tokens: int
+    default_stages: int
+    short_ring_stages: int
+    short_ring_max_tokens: int
+    short_ring_tp: int
+    # stream-K
+    stream_k_min_chunks: int
+    stream_k_min_ipc: int
+    stream_k_max_segments: int
+    stream_k_segment_cost: int
+    stream_k_min_saving: int
+    stream_k_max_remainder_percent: int
+    stream_k_full_reuse: int
+    # fused norm
+    fused_norm_min_down_chunks: int
+    fused_norm_rows_per_cta: int
+    norm_rows_per_cta: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """One architecture that an export serves: its TP degrees and the SM counts of the parts to plan for."""
+
+    arch: str
+    tp_degrees: tuple[int, ...]
+    sm_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel family of an export: which template writes it for one architecture family."""
+
+    name: str
+    arch_family: str
+    template: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """All that planning needs: what the registry's `MODEL` literal holds."""
+
+    name: str
+    dims: ModelDims
+    max_tokens: int
+    max_partials: int
+    targets: tuple[Target, ...]
+    families: tuple[Family, ...]
+    decode: DecodeRules
+    prefill: PrefillRules
+
+    def target(self, arch: str) -> Target | None:
+        """The target for an architecture, or None where the export does not serve it."""
+        return next((t for t in self.targets if t.arch == arch), None)
+
+    def template_for(self, family: str, arch_family: str) -> str | None:
+        """The template of a kernel family, or None where the export declares none."""
+        found = (f.template for f in self.families if (f.name, f.arch_family) == (family, arch_family))
+        return next(found, None)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a plan may depend on of a device.
+
+    Parameters
+    ----------
+    arch
+        Architecture name (`sm_90a`).
+    sm_count
+        Streaming multiprocessors that a launch may use.
+    resident_pairs
+        Two-CTA clusters that can be resident at once with one CTA an SM: the driver's occupancy where there is a
+        device, else `sm_count // 2`.
+    max_dynamic_smem_bytes
+        Dynamic shared memory of one CTA.
+    """
+
+    arch: str
+    sm_count: int
+    resident_pairs: int
+    max_dynamic_smem_bytes: int
+
+    @staticmethod
+    def nominal(arch: str, sm_count: int) -> DeviceFacts:
+        """Facts of a device that is not at hand: every two SMs can hold a pair."""
+        return DeviceFacts(arch, sm_count, sm_count // 2, architecture(arch).max_dynamic_smem_bytes)
+
+
+def to_literal(record: Any) -> Any:
+    """A record as nested dicts, lists, numbers and strings: what a registry can hold as a literal."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {f.name: to_literal(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    if isinstance(record, tuple):
+        return [to_literal(item) for item in record]
+    return record
+
+
+def from_literal(cls: type[R], literal: Any) -> R:
+    """The inverse of `to_literal`.
+
+    Raises
+    ------
+    RegistryError
+        A field is missing, unknown, or of the wrong type.
+    """
+    return typing.cast(R, _convert(cls, literal, cls.__name__))
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, dict) or set(value) != set(hints):
+            got = sorted(value) if isinstance(value, dict) else type(value).__name__
+            raise RegistryError(f"{where}: needs exactly the fields {sorted(hints)}; got {got}")
+        return kind(**{name: _convert(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise RegistryError(f"{where}: needs a list; got {type(value).__name__}")
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_convert(args[0], item, where) for item in value)
+        return tuple(_convert(arg, item, where) for arg, item in zip(args, value, strict=True))
+    if origin in (typing.Union, types.UnionType):
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and type(value) is not kind:
+        raise RegistryError(f"{where}: needs {kind.__name__}; got {value!r}")
+    return value

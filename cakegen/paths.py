@@ -1,0 +1,35 @@
+"""Leaf module: where templates, exports and generated trees live, in a checkout or in an installed wheel.
+
+A wheel carries the three folders under `cakegen/_data`; a checkout has them beside the package. Nothing is ever
+written into an installed package.
+"""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_root() -> Path:
+    """The folder that holds `templates`, `exports` and `generated`."""
+    packaged = _PACKAGE / "_data"
+    return packaged if packaged.is_dir() else _PACKAGE.parent
+
+
+def is_checkout() -> bool:
+    """Whether the package runs from a source tree, where an export may write `generated`."""
+    return not (_PACKAGE / "_data").is_dir()
+
+
+def templates_root() -> Path:
+    """Jinja templates."""
+    return data_root() / "templates"
+
+
+def exports_root() -> Path:
+    """One folder an export, each with its `export.toml`."""
+    return data_root() / "exports"
+
+
+def generated_root() -> Path:
+    """One folder an export, each written by `cakegen export`."""
+    return data_root() / "generated"

@@ -1,0 +1,250 @@
+"""Plans a weight-streaming decode launch (T <= the model's decode maximum), as pure functions.
+
+Choices are taken in stages (shape, partition, operands kept in shared memory, ring), each a ladder of rules; each
+leaves a `Rule` that says why. Imports errors, the model and the rest of `plan`; no torch, no pydantic, no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cakegen.errors import PlanError
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan.records import DecodeForm, Rule
+from cakegen.plan.shape import DecodeShape
+from cakegen.plan.smem import (
+    BF16_BYTES,
+    SWIZZLE_PERIOD_BYTES,
+    DecodeSmem,
+    a_chunk_bytes,
+    b_chunk_bytes,
+    decode_smem,
+    landing_bytes,
+    larger_half,
+)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring's depth and the arithmetic that gave it."""
+
+    num_stages: int
+    arithmetic: str
+
+
+def pair_rule(shape: DecodeShape, device: DeviceFacts) -> Rule:
+    """Whether two CTAs should split a tile's K (value 2) or one CTA keeps it (value 1)."""
+    ctas, short = 2 * shape.tiles, min(shape.segments)
+    if ctas > device.sm_count:
+        return Rule("cluster_ctas", 1, f"2 * {shape.tiles} tiles = {ctas} CTAs exceed {device.sm_count} SMs")
+    if short < 2:
+        return Rule("cluster_ctas", 1, f"a K segment has {short} chunk: a pair needs one a rank")
+    if shape.n_pad % 4:
+        return Rule("cluster_ctas", 1, f"n_pad {shape.n_pad} is no multiple of 4, which a pair's exchange needs")
+    if device.resident_pairs < 1:
+        return Rule("cluster_ctas", 1, f"the device holds no pair ({device.resident_pairs} resident)")
+    return Rule("cluster_ctas", 2, f"2 * {shape.tiles} tiles = {ctas} CTAs fit {device.sm_count} SMs: pairs split K")
+
+
+def is_alias(shape: DecodeShape, cluster_ctas: int, model: Model) -> bool:
+    """Whether the partner's sums land in the drained ring: the handshake pays for wide tokens over a long K."""
+    rules = model.decode
+    half = sum(shape.segments) // 2
+    return cluster_ctas == 2 and shape.n_pad >= rules.alias_n_pad and half >= rules.alias_min_chunks
+
+
+def plan_ring(
+    shape: DecodeShape, cluster_ctas: int, chunks_per_stage: int, extra_bytes: int, model: Model, device: DeviceFacts
+) -> Ring:
+    """As many ring stages as shared memory holds beside the landing zone and `extra_bytes`, up to the model's cap.
+
+    The count can be 0; `refuse_misfit` says so with the arithmetic.
+    """
+    rules = model.decode
+    alias = is_alias(shape, cluster_ctas, model)
+    landing = 0 if alias else landing_bytes(rules, shape.n_pad, cluster_ctas)
+    limit = device.max_dynamic_smem_bytes
+    free = limit - rules.barrier_bytes - rules.flag_bytes - landing - extra_bytes
+    stage = chunks_per_stage * (a_chunk_bytes(rules) + b_chunk_bytes(rules, shape.n_pad))
+    fits = max(0, free // stage)
+    arithmetic = (
+        f"({limit} - {rules.barrier_bytes} barriers - {rules.flag_bytes} flags - {landing} landing"
+        f" - {extra_bytes} resident) // {stage} bytes a stage = {fits}, at most {rules.max_stages}"
+    )
+    return Ring(min(fits, rules.max_stages), arithmetic)
+
+
+def base_form(shape: DecodeShape, cluster_ctas: int, model: Model) -> DecodeForm:
+    """A form with every optional feature off, one chunk a stage and no ring or symbol yet."""
+    return DecodeForm(
+        stage=shape.stage,
+        tp=shape.tp,
+        n_pad=shape.n_pad,
+        num_stages=0,
+        chunks_per_stage=1,
+        cluster_ctas=cluster_ctas,
+        grid_ctas=cluster_ctas * shape.tiles,
+        router_tiles=shape.router_tiles,
+        latent_tiles=shape.latent_tiles,
+        shared_tiles=shape.shared_tiles,
+        k1_chunks=shape.k1_chunks,
+        k2_chunks=shape.k2_chunks,
+        k1_cols=shape.k1_cols,
+        k1_ragged_cols=shape.k1_ragged_cols,
+        out_cols=shape.out_cols,
+        fused_norm=False,
+        resident_b=False,
+        staged_rows=False,
+        issue_gate=0,
+        no_prefetch=False,
+        stagger_units=0,
+        wide_wait=False,
+        landing_alias=is_alias(shape, cluster_ctas, model),
+        needs_residency=False,
+        symbol="",
+    )
+
+
+def spell_symbol(form: DecodeForm, model: Model) -> str:
+    """The name that spells a decode form; the logical key is `decode:` + symbol (+ the architecture's suffix)."""
+    head = (
+        f"{model.name}_decode_g{form.grid_ctas}_n{form.n_pad}_r{form.num_stages}_d{form.chunks_per_stage}_p0_w0"
+        f"_t{form.router_tiles}_{form.latent_tiles}_{form.shared_tiles}_k{form.k1_chunks}_{form.k2_chunks}"
+        f"_o{form.out_cols}_c{form.cluster_ctas}"
+    )
+    suffixes = (
+        ("_f", form.fused_norm),
+        (f"_g{form.issue_gate}", form.issue_gate),
+        ("_sb", form.resident_b),
+        ("_rs", form.staged_rows),
+        ("_np", form.no_prefetch),
+        (f"_st{form.stagger_units}", form.stagger_units),
+        ("_ww", form.wide_wait),
+        ("_la", form.landing_alias),
+        (f"_kt{form.k1_ragged_cols}", form.k1_ragged_cols),
+    )
+    return head + "".join(suffix for suffix, is_set in suffixes if is_set)
+
+
+def plan_decode_front(shape: DecodeShape, model: Model, device: DeviceFacts) -> tuple[DecodeForm, tuple[Rule, ...]]:
+    """The front's one launch. Its CTAs are independent, so a grid above the SM count runs in waves.
+
+    Raises
+    ------
+    PlanError
+        The launch does not fit the device's shared memory.
+    """
+    pair = pair_rule(shape, device)
+    cluster = 2 if pair.value == 2 else 1
+    form = base_form(shape, cluster, model)
+    chunks, depth_rule = _front_depth(shape, cluster, model, device)
+    ring = plan_ring(shape, cluster, chunks, 0, model, device)
+    form = replace(form, chunks_per_stage=chunks, num_stages=ring.num_stages)
+    refuse_misfit(form, ring, model, device)
+    rules = (
+        n_pad_rule(shape, model),
+        pair,
+        grid_rule(form),
+        depth_rule,
+        alias_rule(form, model),
+        Rule("num_stages", ring.num_stages, ring.arithmetic),
+        Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
+    )
+    return replace(form, symbol=spell_symbol(form, model)), rules
+
+
+def _front_depth(shape: DecodeShape, cluster: int, model: Model, device: DeviceFacts) -> tuple[int, Rule]:
+    rules, field = model.decode, "chunks_per_stage"
+    chunks = shape.k1_chunks
+    needed = rules.depth2_min_stages_pair if cluster == 2 else rules.depth2_min_stages_single
+    stages = plan_ring(shape, cluster, 2, 0, model, device).num_stages
+    if chunks % 2 or chunks // 2 < cluster:
+        return 1, Rule(field, 1, f"{chunks} chunks do not give each of {cluster} CTAs a whole stage of two")
+    if stages < needed:
+        return 1, Rule(field, 1, f"a ring of two-chunk stages would keep {stages} stages, under {needed}")
+    return 2, Rule(
+        field, 2, f"{chunks} chunks are even and a ring of two-chunk stages keeps {stages}, at least {needed}"
+    )
+
+
+def n_pad_rule(shape: DecodeShape, model: Model) -> Rule:
+    """Why the tokens are padded to `n_pad`."""
+    choices = ", ".join(str(n) for n in model.decode.n_pads)
+    return Rule("n_pad", shape.n_pad, f"the smallest of {choices} that holds T = {shape.tokens}")
+
+
+def grid_rule(form: DecodeForm) -> Rule:
+    """How the grid follows from tiles and cluster."""
+    return Rule("grid_ctas", form.grid_ctas, f"{form.tiles} tiles * {form.cluster_ctas} CTAs")
+
+
+def alias_rule(form: DecodeForm, model: Model) -> Rule:
+    """Why the landing zone is, or is not, in the drained ring."""
+    rules, half = model.decode, (form.k1_chunks + form.k2_chunks) // 2
+    reason = (
+        f"cluster {form.cluster_ctas} (needs 2), n_pad {form.n_pad} (needs {rules.alias_n_pad}), half of K"
+        f" {half} chunks (needs {rules.alias_min_chunks})"
+    )
+    return Rule("landing_alias", form.landing_alias, reason)
+
+
+def refuse_misfit(form: DecodeForm, ring: Ring, model: Model, device: DeviceFacts) -> None:
+    """Refuse a form that its device can't hold.
+
+    Raises
+    ------
+    PlanError
+        The ring has no stage, an operand is off the swizzle's alignment, or the epilogue's tile does not fit the
+        drained ring.
+    """
+    where = f"decode {form.stage} TP {form.tp} n_pad={form.n_pad} on {device.arch}"
+    if form.num_stages < 1:
+        raise PlanError(f"{where}: no ring stage fits: {ring.arithmetic}. Use a smaller tile or fewer resident bytes.")
+    layout = decode_smem(form, model)
+    assert layout.total_bytes <= device.max_dynamic_smem_bytes  # the ring took no more than was left
+    _refuse_misaligned(where, layout)
+    _refuse_staging(where, form, layout)
+
+
+def _refuse_misaligned(where: str, layout: DecodeSmem) -> None:
+    period = SWIZZLE_PERIOD_BYTES
+    offsets = (
+        ("A ring", layout.a_ring_offset),
+        ("B ring", layout.b_ring_offset),
+        ("resident B", layout.resident_b_offset),
+    )
+    for name, offset in offsets:
+        if offset % period:
+            raise PlanError(
+                f"{where}: the {name} would start at byte {offset} = {period} * {offset // period} + {offset % period};"
+                f" the 128-byte swizzle needs a multiple of {period}. Make barrier_bytes, flag_bytes and"
+                " single_landing_bytes multiples of it, and n_pad one of 8."
+            )
+
+
+def _refuse_staging(where: str, form: DecodeForm, layout: DecodeSmem) -> None:
+    ring_bytes = layout.a_ring_bytes + layout.b_ring_bytes
+    landing = layout.staging_offset - layout.a_ring_offset
+    needed = landing + layout.staging_bytes
+    if needed > ring_bytes:
+        raise PlanError(
+            f"{where}: the epilogue needs {landing} landing + {layout.staging_bytes} output = {needed} bytes of the"
+            f" drained ring, which has {layout.a_ring_bytes} + {layout.b_ring_bytes} = {ring_bytes} ({form.num_stages}"
+            " stages). Use more stages or a smaller n_pad."
+        )
+
+
+def down_units(shape: DecodeShape, cluster_ctas: int) -> int:
+    """Shared-down units of rank 0."""
+    return shape.k2_chunks if cluster_ctas == 1 else larger_half(shape.k2_chunks)
+
+
+def resident_bytes(shape: DecodeShape, cluster_ctas: int, model: Model) -> int:
+    """The resident B operand: the up chunks of rank 0."""
+    up_units = shape.k1_chunks if cluster_ctas == 1 else larger_half(shape.k1_chunks)
+    return up_units * b_chunk_bytes(model.decode, shape.n_pad)
+
+
+def staged_bytes(shape: DecodeShape, model: Model) -> int:
+    """Staged routed rows and the norm weight behind them."""
+    return (shape.n_pad + 1) * model.dims.latent * BF16_BYTES

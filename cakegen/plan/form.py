@@ -1,0 +1,53 @@
+"""Leaf module: what two launches have in common when their shapes are taken away. Imports only the plan's records."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from cakegen.plan.records import DecodeForm, Launch, NormForm
+
+
+def form_of(launch: Launch) -> Hashable:
+    """The shape-free form of a launch: its flags, without counts of tiles, chunks or stages.
+
+    Two models reach the same program structure where their forms are equal; a small model whose forms cover those of
+    a large one covers its code paths.
+    """
+    form = launch.form
+    if isinstance(form, DecodeForm):
+        return (
+            f"decode_{form.stage}",
+            ("n_pad", form.n_pad),
+            ("chunks_per_stage", form.chunks_per_stage),
+            ("cluster_ctas", form.cluster_ctas),
+            *(
+                name
+                for name, is_set in (
+                    ("fused_norm", form.fused_norm),
+                    ("resident_b", form.resident_b),
+                    ("staged_rows", form.staged_rows),
+                    ("issue_gate", form.issue_gate > 0),
+                    ("no_prefetch", form.no_prefetch),
+                    ("stagger", form.stagger_units > 0),
+                    ("wide_wait", form.wide_wait),
+                    ("landing_alias", form.landing_alias),
+                    ("needs_residency", form.needs_residency),
+                    ("ragged", form.k1_ragged_cols > 0),
+                )
+                if is_set
+            ),
+        )
+    if isinstance(form, NormForm):
+        return ("tail_norm", *(("early_trigger",) if form.early_trigger else ()))
+    flags = (
+        ("evict_first", form.evict_first),
+        ("fused_norm", form.fused_norm),
+        ("staged_store", form.staged_store),
+        ("split_k", dict(launch.parameters)["sk_total"] > 0),
+    )
+    return (
+        f"gemm_{form.stage}",
+        ("block_n", form.block_n),
+        ("num_stages", form.num_stages),
+        *(name for name, is_set in flags if is_set),
+    )

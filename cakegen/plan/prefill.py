@@ -1,0 +1,188 @@
+"""Plans the SM100 prefill launches (T above the decode maximum): persistent two-CTA GEMMs, and the tail's norm.
+
+Imports errors, arch, the model and the rest of `plan`; no torch, no pydantic, no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cakegen.arch import architecture
+from cakegen.errors import PlanError
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan.norm import norm_grid_ctas, norm_launch
+from cakegen.plan.records import GemmForm, Launch, Rule
+from cakegen.plan.shape import exact
+from cakegen.plan.stream_k import Split, plan_halves, plan_stream_k
+
+Launches = tuple[tuple[Launch, ...], tuple[Rule, ...]]
+
+
+def plan_prefill(model: Model, stage: str, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+    """The launches of one stage.
+
+    Raises
+    ------
+    PlanError
+        The device holds no pair, or a dimension does not divide into tiles.
+    """
+    if device.resident_pairs < 1:
+        raise PlanError(
+            f"{model.name} {stage}: T = {tokens}: a prefill GEMM runs in pairs of CTAs, and the device holds"
+            f" {device.resident_pairs} resident pairs ({device.sm_count} SMs); it needs at least 1"
+        )
+    planner = _plan_front if stage == "front" else _plan_tail
+    return planner(model, tp, tokens, device)
+
+
+def m_tiles_of(model: Model, tokens: int) -> int:
+    """Row tiles, rounded up to pairs."""
+    pair_rows = 2 * model.prefill.block_m
+    return -(-tokens // pair_rows) * 2
+
+
+def _m_tiles_rule(model: Model, tokens: int, m_tiles: int) -> Rule:
+    return Rule("m_tiles", m_tiles, f"ceil({tokens} / {model.prefill.block_m}), rounded up to even")
+
+
+def _split_rules(split: Split) -> tuple[Rule, ...]:
+    return tuple(Rule(name, value, split.reason) for name, value in split.parameters)
+
+
+def _parameters(m_tiles: int, split: Split) -> tuple[tuple[str, int], ...]:
+    return (("m_tiles", m_tiles), *split.parameters)
+
+
+def _grid_rule(split: Split) -> Rule:
+    return Rule("grid_ctas", 2 * split.num_items, f"{split.num_items} items * 2 CTAs")
+
+
+def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+    rules, dims = model.prefill, model.dims
+    where = f"prefill front: TP {tp}"
+    i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
+    router_tiles = -(-dims.experts // rules.block_n)
+    latent_tiles = exact(dims.latent, rules.block_n, where, "latent", "columns of a tile")
+    half = rules.block_n // 2
+    shared_tiles = exact(i_local, half, where, "shared_intermediate / TP", "gate columns of a tile")
+    num_k = exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K block")
+    n_tiles, m_tiles = router_tiles + latent_tiles + shared_tiles, m_tiles_of(model, tokens)
+    pair_rows = m_tiles // 2
+    split = plan_halves(pair_rows * n_tiles, num_k, device.resident_pairs, rules)
+    evict = pair_rows <= rules.front_evict_first_pair_rows
+    form = GemmForm(
+        stage="front",
+        tp=tp,
+        block_n=rules.block_n,
+        num_stages=rules.default_stages,
+        evict_first=evict,
+        fused_norm=False,
+        staged_store=False,
+        constants=(("I_LOCAL", i_local), ("N_TILES", n_tiles), ("S_TILES", shared_tiles)),
+    )
+    key = f"front:i{i_local}{'e1' if evict else ''}{architecture(device.arch).key_suffix}"
+    launch = Launch(key, (2 * split.num_items, 1, 1), _parameters(m_tiles, split), form)
+    tiles = f"{router_tiles} router + {latent_tiles} latent + {shared_tiles} shared tiles"
+    why = (
+        _m_tiles_rule(model, tokens, m_tiles),
+        Rule("n_tiles", n_tiles, f"{tiles} of {rules.block_n} columns"),
+        *_split_rules(split),
+        _grid_rule(split),
+        Rule("evict_first", evict, f"{pair_rows} pair rows (at most {rules.front_evict_first_pair_rows})"),
+    )
+    return (launch,), why
+
+
+@dataclass(frozen=True)
+class _Instance:
+    """A tail GEMM's tile width, ring and final store."""
+
+    block_n: int
+    num_stages: int
+    staged_store: bool
+    reason: str
+
+
+def _tail_instance(model: Model, tp: int, tokens: int) -> _Instance:
+    rules = model.prefill
+    # few rows against the whole shared expert: one stage makes room for the staged store
+    if tp == rules.short_ring_tp and tokens <= rules.short_ring_max_tokens:
+        reason = f"TP {tp} and T = {tokens} <= {rules.short_ring_max_tokens}"
+        return _Instance(rules.block_n, rules.short_ring_stages, True, reason)
+    # the one row count at which narrow tiles fill the waves better
+    if tp >= rules.narrow_min_tp and tokens == rules.narrow_tokens:
+        reason = f"TP {tp} >= {rules.narrow_min_tp} and T = {tokens}"
+        return _Instance(rules.narrow_block_n, rules.narrow_stages, False, reason)
+    return _Instance(rules.block_n, rules.default_stages, True, f"no narrower rule holds for TP {tp}, T = {tokens}")
+
+
+def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+    rules, dims = model.prefill, model.dims
+    where = f"prefill tail: TP {tp}"
+    instance = _tail_instance(model, tp, tokens)
+    n_tiles = exact(dims.hidden, instance.block_n, where, "hidden", "columns of a tile")
+    up = -(-exact(dims.latent, tp, where, "latent", "TP degree") // rules.block_k)
+    i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
+    down = exact(i_local, rules.block_k, where, "shared_intermediate / TP", "columns of a K block")
+    m_tiles = m_tiles_of(model, tokens)
+    reuse = min(rules.raster_m_tiles, m_tiles) // 2
+    split = plan_stream_k(m_tiles // 2 * n_tiles, up + down, reuse, device.resident_pairs, rules)
+    one_wave = split.num_items <= device.resident_pairs
+    fused, fused_rule = _fused_norm(split, one_wave, down, tokens, model, device)
+    form = GemmForm(
+        stage="tail",
+        tp=tp,
+        block_n=instance.block_n,
+        num_stages=instance.num_stages,
+        evict_first=one_wave,
+        fused_norm=fused,
+        staged_store=instance.staged_store,
+        constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
+    )
+    key = spell_tail_key(form, model) + architecture(device.arch).key_suffix
+    gemm = Launch(key, (2 * split.num_items, 1, 1), _parameters(m_tiles, split), form)
+    wave = f"{split.num_items} items against {device.resident_pairs} resident pairs"
+    why = (
+        *(Rule(name, getattr(form, name), instance.reason) for name in ("block_n", "num_stages", "staged_store")),
+        _m_tiles_rule(model, tokens, m_tiles),
+        *_split_rules(split),
+        _grid_rule(split),
+        Rule("evict_first", one_wave, f"{wave}: one wave reads each weight once"),
+        fused_rule,
+    )
+    if fused:
+        return (gemm,), why
+    early, trigger_rule = _norm_trigger(gemm.grid_ctas[0], tokens, model, device)
+    return (norm_launch(model, tokens, early, device), gemm), (*why, trigger_rule)
+
+
+def _fused_norm(
+    split: Split, one_wave: bool, down: int, tokens: int, model: Model, device: DeviceFacts
+) -> tuple[bool, Rule]:
+    rules, grid = model.prefill, 2 * split.num_items
+    rows = rules.fused_norm_rows_per_cta * grid
+    fused = one_wave and rows >= tokens and down >= rules.fused_norm_min_down_chunks
+    reason = (
+        f"{split.num_items} items against {device.resident_pairs} resident pairs (needs one wave), {grid} CTAs take"
+        f" {rows} rows (needs {tokens}), {down} down blocks (needs {rules.fused_norm_min_down_chunks} to hide the norm)"
+    )
+    return fused, Rule("fused_norm", fused, reason)
+
+
+def _norm_trigger(gemm_ctas: int, tokens: int, model: Model, device: DeviceFacts) -> tuple[bool, Rule]:
+    norm_ctas, sms = norm_grid_ctas(model, tokens), device.sm_count
+    early = gemm_ctas > sms or gemm_ctas + norm_ctas <= sms
+    reason = f"GEMM grid {gemm_ctas}, norm grid {norm_ctas}, {sms} SMs: early when the first exceeds them or both fit"
+    return early, Rule("norm.early_trigger", early, reason)
+
+
+def spell_tail_key(form: GemmForm, model: Model) -> str:
+    """The logical key of a tail GEMM without the architecture's suffix."""
+    rules = model.prefill
+    parts = (
+        (f"s{form.num_stages}", form.num_stages != rules.default_stages),
+        (f"n{form.block_n}", form.block_n != rules.block_n),
+        ("t1", form.staged_store),
+    )
+    head = f"tail_gemm:tp{form.tp}e{int(form.evict_first)}f{int(form.fused_norm)}"
+    return head + "".join(text for text, is_set in parts if is_set)

@@ -1,0 +1,175 @@
+"""Leaf module: where a decode CTA keeps what in shared memory, and which rank of a pair owns which K units.
+
+The one place for both: the planner sizes the ring with it, the emitter takes the offsets from it. Imports only the
+model and the plan's records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cakegen.model import DecodeRules, Model
+from cakegen.plan.records import DecodeForm
+
+BF16_BYTES = 2
+FP32_BYTES = 4
+# A 128-byte swizzle pattern repeats every 1024 bytes: rings and the resident operand start at a multiple of it.
+SWIZZLE_PERIOD_BYTES = 1024
+# Output rows staged in shared memory are padded by 16 bytes, so that a column of rows meets distinct banks.
+STAGING_PAD_BYTES = 16
+
+
+@dataclass(frozen=True)
+class UnitShare:
+    """K units of one rank: `count` units from `begin`, per segment; a unit is one ring stage's chunks.
+
+    front: k1 is the hidden dimension, k2 is empty. tail: k1 is up (the latent slice), k2 is down (the shared slice);
+    a CTA runs its k2 units first.
+    """
+
+    k1_begin: int
+    k1_count: int
+    k2_begin: int
+    k2_count: int
+
+    @property
+    def units(self) -> int:
+        """Units of both segments."""
+        return self.k1_count + self.k2_count
+
+
+def unit_shares(form: DecodeForm) -> tuple[UnitShare, ...]:
+    """The share of each rank of a cluster, by rank: in a pair rank 0 takes the larger half of each segment."""
+    k1_units, k2_units = form.k1_chunks // form.chunks_per_stage, form.k2_chunks // form.chunks_per_stage
+    if form.cluster_ctas == 1:
+        return (UnitShare(0, k1_units, 0, k2_units),)
+    k1_half, k2_half = larger_half(k1_units), larger_half(k2_units)
+    return (
+        UnitShare(0, k1_half, 0, k2_half),
+        UnitShare(k1_half, k1_units - k1_half, k2_half, k2_units - k2_half),
+    )
+
+
+def larger_half(units: int) -> int:
+    """What rank 0 of a pair takes of a segment."""
+    return -(-units // 2)
+
+
+def a_chunk_bytes(rules: DecodeRules) -> int:
+    """One K chunk of a weight tile: `[block_m, block_k]` bf16."""
+    return rules.block_m * rules.block_k * BF16_BYTES
+
+
+def b_chunk_bytes(rules: DecodeRules, n_pad: int) -> int:
+    """One K chunk of the tokens: `[n_pad, block_k]` bf16."""
+    return n_pad * rules.block_k * BF16_BYTES
+
+
+def landing_bytes(rules: DecodeRules, n_pad: int, cluster_ctas: int) -> int:
+    """Where the partner's sums land: an fp32 tile `[n_pad, block_m]` in a pair, else a fixed reserve."""
+    return n_pad * rules.block_m * FP32_BYTES if cluster_ctas == 2 else rules.single_landing_bytes
+
+
+def row_bytes(model: Model) -> int:
+    """One row of the routed experts' sum: `[latent]` bf16."""
+    return model.dims.latent * BF16_BYTES
+
+
+def staging_bytes(rules: DecodeRules, stage: str, n_pad: int) -> int:
+    """The epilogue's output tile `[n_pad, block_m]` with padded rows: fp32 for the front's router tiles, else bf16."""
+    element_bytes = FP32_BYTES if stage == "front" else BF16_BYTES
+    return n_pad * (rules.block_m * element_bytes + STAGING_PAD_BYTES)
+
+
+@dataclass(frozen=True)
+class DecodeSmem:
+    """Byte offsets (from a 1024-aligned base) and sizes of a decode CTA's shared memory.
+
+    Parameters
+    ----------
+    barriers_offset, flags_offset
+        mbarriers; then words that are not barriers.
+    landing_offset, landing_bytes
+        The partner's fp32 sums (a pair), or a reserve. Where `landing_alias` is set it lies over the A ring's start.
+    a_ring_offset, a_stage_bytes, a_ring_bytes
+        Weight stages.
+    b_ring_offset, b_stage_bytes, b_ring_bytes
+        Token stages; they follow the A ring without a gap.
+    resident_b_offset, resident_b_bytes
+        Normalised rows of this rank's up chunks (0 bytes: none).
+    rows_offset, rows_bytes
+        Staged routed rows `[n_pad, latent]` bf16 (0 bytes: none).
+    norm_weight_offset, norm_weight_bytes
+        Staged norm weight `[latent]` bf16 (0 bytes: none).
+    staging_offset, staging_bytes
+        The epilogue's output tile, over the drained ring; behind the landing zone where that aliases the ring.
+    total_bytes
+        Dynamic shared memory of the launch.
+    """
+
+    barriers_offset: int
+    flags_offset: int
+    landing_offset: int
+    landing_bytes: int
+    a_ring_offset: int
+    a_stage_bytes: int
+    a_ring_bytes: int
+    b_ring_offset: int
+    b_stage_bytes: int
+    b_ring_bytes: int
+    resident_b_offset: int
+    resident_b_bytes: int
+    rows_offset: int
+    rows_bytes: int
+    norm_weight_offset: int
+    norm_weight_bytes: int
+    staging_offset: int
+    staging_bytes: int
+    total_bytes: int
+
+
+def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
+    """Lay out the shared memory of one decode program.
+
+    Parameters
+    ----------
+    form
+        The program's decisions.
+    model
+        Dimensions, block sizes and reserves.
+    """
+    rules = model.decode
+    landing = rules.barrier_bytes + rules.flag_bytes
+    landing_size = landing_bytes(rules, form.n_pad, form.cluster_ctas)
+    a_ring = landing if form.landing_alias else landing + landing_size
+    a_stage = form.chunks_per_stage * a_chunk_bytes(rules)
+    b_stage = form.chunks_per_stage * b_chunk_bytes(rules, form.n_pad)
+    b_ring = a_ring + form.num_stages * a_stage
+    resident = b_ring + form.num_stages * b_stage
+    up_chunks = max(share.k1_count for share in unit_shares(form)) * form.chunks_per_stage
+    resident_size = up_chunks * b_chunk_bytes(rules, form.n_pad) if form.resident_b else 0
+    rows = resident + resident_size
+    rows_size = form.n_pad * row_bytes(model) if form.staged_rows else 0
+    norm_weight = rows + rows_size
+    norm_weight_size = row_bytes(model) if form.staged_rows else 0
+    return DecodeSmem(
+        barriers_offset=0,
+        flags_offset=rules.barrier_bytes,
+        landing_offset=landing,
+        landing_bytes=landing_size,
+        a_ring_offset=a_ring,
+        a_stage_bytes=a_stage,
+        a_ring_bytes=form.num_stages * a_stage,
+        b_ring_offset=b_ring,
+        b_stage_bytes=b_stage,
+        b_ring_bytes=form.num_stages * b_stage,
+        resident_b_offset=resident,
+        resident_b_bytes=resident_size,
+        rows_offset=rows,
+        rows_bytes=rows_size,
+        norm_weight_offset=norm_weight,
+        norm_weight_bytes=norm_weight_size,
+        staging_offset=a_ring + (landing_size if form.landing_alias else 0),
+        staging_bytes=staging_bytes(rules, form.stage, form.n_pad),
+        total_bytes=norm_weight + norm_weight_size,
+    )

@@ -1,0 +1,140 @@
+"""Runs generated programs: validation, planning, loading, launching. Never imports spec, emit, jinja2, pydantic, click.
+
+Importing this package needs no driver; the first launch does.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from cakegen.registry import load_registry
+from cakegen.runtime.latent_moe import LatentMoe
+from cakegen.runtime.runner import Outputs, Runner
+
+__all__ = [
+    "LatentMoe",
+    "Runner",
+    "generated_program_available",
+    "kimi_k3_latent_moe",
+    "kimi_k3_latent_moe_front",
+    "kimi_k3_latent_moe_tail",
+    "prepare_kimi_k3_latent_moe_front",
+    "prepare_kimi_k3_latent_moe_tail",
+]
+
+
+@functools.cache
+def kimi_k3_latent_moe() -> LatentMoe:
+    """The published export; the functions below share it, and with it the loaded programs."""
+    return LatentMoe(load_registry("kimi_k3_latent_moe"))
+
+
+def prepare_kimi_k3_latent_moe_front(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    shared_gate_up_weight: torch.Tensor,
+    logits: torch.Tensor,
+    latent: torch.Tensor,
+    shared_act: torch.Tensor,
+    *,
+    backend: str = "auto",
+    workspace: None = None,
+) -> Runner:
+    """Prepare a front; see `LatentMoe.prepare_front`.
+
+    `x [T, 7168]` bf16, `gate_weight [896, 7168]`, `down_weight [3584, 7168]`, `shared_gate_up_weight
+    [2 * 6144 / TP, 7168]` bf16 -> `logits [T, 896]` fp32, `latent [T, 3584]`, `shared_act [T, 6144 / TP]` bf16.
+    """
+    operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
+    return kimi_k3_latent_moe().prepare_front(*operands, backend=backend, workspace=workspace)
+
+
+def kimi_k3_latent_moe_front(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    shared_gate_up_weight: torch.Tensor,
+    logits: torch.Tensor,
+    latent: torch.Tensor,
+    shared_act: torch.Tensor,
+    *,
+    backend: str = "auto",
+    workspace: None = None,
+) -> Outputs:
+    """Prepare and run a front once; returns `(logits, latent, shared_act)`."""
+    operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
+    return prepare_kimi_k3_latent_moe_front(*operands, backend=backend, workspace=workspace)()
+
+
+def prepare_kimi_k3_latent_moe_tail(
+    routed: torch.Tensor,
+    norm_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    shared_act: torch.Tensor,
+    shared_down_weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    tp: int,
+    rank: int,
+    y_workspace: torch.Tensor,
+    backend: str = "auto",
+    workspace: None = None,
+) -> Runner:
+    """Prepare a tail; see `LatentMoe.prepare_tail`.
+
+    `routed [P, T, 3584]`, `norm_weight [3584]`, `up_weight [7168, 3584]`, `shared_act [T, 6144 / TP]`,
+    `shared_down_weight [7168, 6144 / TP]` -> `y_workspace [T, 3584]`, `out [T, 7168]`; all bf16.
+    """
+    return kimi_k3_latent_moe().prepare_tail(
+        routed,
+        norm_weight,
+        up_weight,
+        shared_act,
+        shared_down_weight,
+        out,
+        tp=tp,
+        rank=rank,
+        y_workspace=y_workspace,
+        backend=backend,
+        workspace=workspace,
+    )
+
+
+def kimi_k3_latent_moe_tail(
+    routed: torch.Tensor,
+    norm_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    shared_act: torch.Tensor,
+    shared_down_weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    tp: int,
+    rank: int,
+    y_workspace: torch.Tensor,
+    backend: str = "auto",
+    workspace: None = None,
+) -> Outputs:
+    """Prepare and run a tail once; returns `(y_workspace, out)`."""
+    return prepare_kimi_k3_latent_moe_tail(
+        routed,
+        norm_weight,
+        up_weight,
+        shared_act,
+        shared_down_weight,
+        out,
+        tp=tp,
+        rank=rank,
+        y_workspace=y_workspace,
+        backend=backend,
+        workspace=workspace,
+    )()
+
+
+def generated_program_available(
+    device: torch.device | str | int, stage: str, tp: int, num_tokens: int, num_partials: int = 1
+) -> bool:
+    """Whether a generated program serves a request on a device; compiles and loads nothing."""
+    return kimi_k3_latent_moe().program_available(device, stage, tp, num_tokens, num_partials)

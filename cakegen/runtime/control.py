@@ -1,0 +1,216 @@
+"""Memory that the runtime owns on a device: zeroed control words, and the record of a wait that gave up.
+
+Everything here is allocated when a device is first prepared for and stays until the process ends, since a captured
+graph may use it for as long.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cakegen.errors import LaunchError
+from cakegen.registry import Program, Registry
+from cakegen.runtime import driver
+from cakegen.runtime.device import Device
+
+SLOT_BYTES = 128
+"""Distance of control words: one L2 line each, so that the counters of two runners never share one."""
+
+SLAB_SLOTS = 512
+WAIT_RECORD_WORDS = 16
+DEFAULT_WAIT_SECONDS = 2.0
+GRID_COUNTER = 0xFFFF
+_NS_PER_SECOND = 1_000_000_000
+
+
+@dataclass(eq=False)
+class ControlWord:
+    """One zeroed int32 in device memory, lent to one runner. Every launch leaves it at zero.
+
+    `captured` says that a graph holds the address: the word is then never lent again, since the graph may be
+    replayed after its runner is gone.
+    """
+
+    address: int
+    captured: bool = False
+
+
+class WaitRecord:
+    """A host-mapped record of u64 words that bounded waits read their limit from and report to.
+
+    Words: 0 wait limit in ns, 1 chaos seed, 2 claim flag, 3 program id, 4 CTA, 5 warp, 6 barrier, 7 parity or value
+    awaited, 8 value observed. The first wait that gives up claims the record, fills it in and traps. The memory is the
+    host's, so it can be read after the trap has destroyed the context.
+    """
+
+    def __init__(self, host_address: int, device_address: int) -> None:
+        self.device_address = device_address
+        self._words = (ctypes.c_uint64 * WAIT_RECORD_WORDS).from_address(host_address)
+        self._words[:] = [0] * WAIT_RECORD_WORDS
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """All words as they are now."""
+        return tuple(self._words)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a wait gave up."""
+        return self._words[2] != 0
+
+    def write_wait_limit(self, seconds: float) -> None:
+        """Set how long a wait may take before it gives up; holds for launches from now on."""
+        if not 0 < seconds < 1e9:
+            raise LaunchError(f"wait limit must be between 0 and 1e9 seconds; got {seconds!r}")
+        self._words[0] = int(seconds * _NS_PER_SECOND)
+
+    def write_chaos_seed(self, seed: int) -> None:
+        """Set the seed of the delays in programs compiled with -DCAKEGEN_CHAOS; 0 asks for none."""
+        self._words[1] = seed & (2**64 - 1)
+
+
+class DeviceControl:
+    """The control words and the wait record of one device. Safe to use from several threads."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        # appended to by finalisers, which may run inside any other code of this thread: no lock there
+        self._retired: collections.deque[int] = collections.deque()
+        with driver.using_context(device.context), driver.relaxed_capture():
+            self.wait_record = _allocate_wait_record()
+            self._free.extend(_allocate_slab())
+
+    def take_word(self) -> ControlWord:
+        """Lend a zeroed word.
+
+        When all are lent, words of runners that are gone come back after a device synchronise, since a kernel of
+        theirs may be in flight; without any, another slab is allocated.
+
+        Raises
+        ------
+        LaunchError
+            None is free and the current stream is being captured, where neither is allowed.
+        """
+        with self._lock:
+            if not self._free:
+                self._refill()
+            return ControlWord(self._free.pop())
+
+    def retire_word(self, word: ControlWord) -> None:
+        """Take back the word of a runner that is gone."""
+        if not word.captured:
+            self._retired.append(word.address)
+
+    def _refill(self) -> None:
+        if driver.is_capturing():
+            raise LaunchError(
+                f"cuda:{self.device.ordinal}: all control words are lent, and the current stream is being captured, "
+                "where no memory can be allocated. Prepare the runner before the capture."
+            )
+        with driver.using_context(self.device.context), driver.relaxed_capture():
+            if self._retired:
+                count = len(self._retired)
+                driver.call("cuCtxSynchronize", what="reuse of control words")
+                self._free.extend(self._retired.popleft() for _ in range(count))
+            else:
+                self._free.extend(_allocate_slab())
+
+
+def _allocate_slab() -> list[int]:
+    """Zeroed memory for SLAB_SLOTS words; complete before it returns, so that any stream may use it."""
+    bytes_ = SLAB_SLOTS * SLOT_BYTES
+    base = int(driver.call("cuMemAlloc", bytes_, what="control words"))
+    flags = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
+    # a stream of its own: the default stream would wait for, or break, another thread's capture
+    stream = driver.call("cuStreamCreate", flags, what="control words")
+    driver.call("cuMemsetD8Async", base, 0, bytes_, stream, what="control words")
+    driver.call("cuStreamSynchronize", stream, what="control words")
+    driver.call("cuStreamDestroy", stream, what="control words")
+    return [base + slot * SLOT_BYTES for slot in range(SLAB_SLOTS)]
+
+
+def _allocate_wait_record() -> WaitRecord:
+    module = driver.bindings()
+    flags = module.CU_MEMHOSTALLOC_DEVICEMAP | module.CU_MEMHOSTALLOC_PORTABLE
+    host = int(driver.call("cuMemHostAlloc", WAIT_RECORD_WORDS * 8, flags, what="wait record"))
+    record = WaitRecord(host, int(driver.call("cuMemHostGetDevicePointer", host, 0, what="wait record")))
+    record.write_wait_limit(float(_environment_number("CAKEGEN_WAIT_SECONDS", DEFAULT_WAIT_SECONDS)))
+    record.write_chaos_seed(int(_environment_number("CAKEGEN_CHAOS_SEED", 0)))
+    return record
+
+
+def _environment_number(name: str, default: float) -> float:
+    text = os.environ.get(name, "")
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise LaunchError(f"environment: {name} must be a number; got {text!r}") from None
+
+
+_controls_lock = threading.Lock()
+_controls: dict[int, DeviceControl] = {}
+
+
+def opened_control(ordinal: int) -> DeviceControl | None:
+    """The control memory of a device if it was allocated before; asks no driver."""
+    return _controls.get(ordinal)
+
+
+def open_control(device: Device) -> DeviceControl:
+    """The control memory of a device, allocated at first use."""
+    with _controls_lock:
+        if device.ordinal not in _controls:
+            _controls[device.ordinal] = DeviceControl(device)
+        return _controls[device.ordinal]
+
+
+def describe_wait_record(words: Sequence[int], registries: Iterable[Registry]) -> str | None:
+    """A claimed wait record in a sentence, or None where no wait gave up.
+
+    Parameters
+    ----------
+    words
+        `WaitRecord.words`.
+    registries
+        Where to look up the program and the names of its barriers.
+    """
+    limit_ns, _, claimed, program_id, cta, warp, barrier, awaited, observed = words[:9]
+    if not claimed:
+        return None
+    found = _find_program(program_id, registries)
+    name = f"program {found[0].name} ({found[0].role}; {found[1]})" if found else f"unknown program {program_id:08x}…"
+    if barrier == GRID_COUNTER:
+        what = f"the grid's arrival counter to return to {awaited}; it holds {observed}"
+    else:
+        what = f"{_barrier_name(found[0] if found else None, barrier)} (parity {awaited} expected, observed {observed})"
+    limit = limit_ns / _NS_PER_SECOND
+    return (
+        f"A wait gave up after {limit:g} s: {name}, CTA {cta}, warp {warp}, waited for {what}. The context is lost; "
+        "start a new process. CAKEGEN_WAIT_SECONDS raises the limit, for a sanitizer or a debugger."
+    )
+
+
+def _find_program(program_id: int, registries: Iterable[Registry]) -> tuple[Program, str] | None:
+    for registry in registries:
+        for name, program in registry.programs.items():
+            if name.rsplit("_", 1)[-1].startswith(f"{program_id:08x}"):
+                keys = [key for key, owner in registry.kernels.items() if owner == name]
+                return program, f"keys {', '.join(keys)}" if keys else "no key"
+    return None
+
+
+def _barrier_name(program: Program | None, index: int) -> str:
+    """Name and stage of the barrier at an index, counted in barriers from the start of shared memory."""
+    position = index
+    for name, count in program.barriers if program else ():
+        if position < count:
+            return f"barrier {name}[{position}]" if count > 1 else f"barrier {name}"
+        position -= count
+    return f"barrier {index}"

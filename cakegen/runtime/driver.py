@@ -1,0 +1,240 @@
+"""Thin, checked calls of the CUDA driver API. Imports only errors and registry; libcuda is loaded by the first call.
+
+Every result is checked where it is returned, and the error names the call, so that no fault surfaces in a later,
+innocent call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cakegen.errors import LaunchError
+from cakegen.registry import LaunchRecord
+
+TENSOR_MAP_BYTES = 128
+"""Size of a CUtensorMap (CUDA Driver API, tensor map object management)."""
+
+_FIRST_VERSION_WITH_TENSOR_MAPS = 12000
+
+
+@functools.cache
+def bindings() -> Any:
+    """The driver bindings module, initialised.
+
+    Raises
+    ------
+    LaunchError
+        The bindings or libcuda are not installed, or `cuInit` failed.
+    """
+    try:
+        module = importlib.import_module("cuda.bindings.driver")
+        (result,) = module.cuInit(0)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise LaunchError(
+            f"no CUDA driver can be used here ({type(error).__name__}: {error}). A launch needs the cuda-bindings "
+            "package and NVIDIA's driver (libcuda); backend='reference' runs without either."
+        ) from None
+    if result != module.CUresult.CUDA_SUCCESS:
+        raise LaunchError(f"cuInit failed: {result_text(module, result)}")
+    return module
+
+
+def result_text(module: Any, result: Any) -> str:
+    """Name and meaning of a driver result, as the driver words them."""
+    texts = []
+    for function in (module.cuGetErrorName, module.cuGetErrorString):
+        status, text = function(result)
+        known = status == module.CUresult.CUDA_SUCCESS and text is not None
+        texts.append(text.decode() if known else f"result {int(result)}")
+    return f"{texts[0]} ({texts[1]})"
+
+
+def call(name: str, *arguments: Any, what: str = "") -> Any:
+    """Call one driver function and return its values without the result: None, one value, or a tuple.
+
+    Parameters
+    ----------
+    name
+        Name of the function, as the CUDA Driver API spells it.
+    what
+        What the call was for; ends up in the message of a failure.
+
+    Raises
+    ------
+    LaunchError
+        The call did not return CUDA_SUCCESS.
+    """
+    module = bindings()
+    result, *values = getattr(module, name)(*arguments)
+    if result != module.CUresult.CUDA_SUCCESS:
+        raise LaunchError(f"{name}{f' for {what}' if what else ''} failed: {result_text(module, result)}")
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def versions() -> str:
+    """Versions of the driver and of NVRTC, for messages about a cubin that does not load."""
+    driver = call("cuDriverGetVersion")
+    try:
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+        _, major, minor = nvrtc.nvrtcVersion()
+        compiler = f"NVRTC {major}.{minor}"
+    except (ImportError, OSError, RuntimeError, ValueError):
+        compiler = "no NVRTC"
+    return f"driver for CUDA {driver // 1000}.{driver % 1000 // 10}, {compiler}"
+
+
+def current_stream(ordinal: int) -> int:
+    """Handle of torch's current stream of a device."""
+    return int(_raw_stream()(ordinal))
+
+
+@functools.cache
+def _raw_stream() -> Any:
+    return importlib.import_module("torch")._C._cuda_getCurrentRawStream
+
+
+def is_capturing() -> bool:
+    """Whether torch's current stream is being captured into a graph; false where torch has no CUDA.
+
+    False too where the context is lost and the question fails: the launch that follows reports that better.
+    """
+    cuda = importlib.import_module("torch").cuda
+    try:
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    except RuntimeError:
+        return False
+
+
+def context_is_current(context: int) -> bool:
+    """Whether a context is the calling thread's current one; the cheap half of `using_context`, for the launch path."""
+    _, current = bindings().cuCtxGetCurrent()
+    return int(current) == context
+
+
+@contextlib.contextmanager
+def using_context(context: int) -> Iterator[None]:
+    """Make a context current for a while; a thread that had none keeps it."""
+    previous = int(call("cuCtxGetCurrent"))
+    if previous != context:
+        call("cuCtxSetCurrent", context)
+    try:
+        yield
+    finally:
+        if previous not in (0, context):
+            call("cuCtxSetCurrent", previous)
+
+
+@contextlib.contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Allow allocations and loads while another thread captures a graph (cuThreadExchangeStreamCaptureMode).
+
+    Nothing in such a section enqueues work on a stream that may be captured.
+    """
+    mode = bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    previous = call("cuThreadExchangeStreamCaptureMode", mode)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", previous)
+
+
+def launch_config(record: LaunchRecord, grid_ctas: tuple[int, int, int]) -> Any:
+    """A launch configuration with exactly the record's attributes; the stream is set at launch.
+
+    `attrs` is assigned as one list: the bindings copy it on assignment, so an append to it would be lost.
+    """
+    module = bindings()
+    config = module.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid_ctas
+    config.blockDimX, config.blockDimY, config.blockDimZ = record.block
+    config.sharedMemBytes = record.dynamic_smem_bytes
+    kinds = module.CUlaunchAttributeID
+    attributes = []
+    if record.cluster != (1, 1, 1):
+        cluster = _attribute(module, kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = record.cluster
+        attributes.append(cluster)
+    if record.cooperative:
+        cooperative = _attribute(module, kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+        cooperative.value.cooperative = 1
+        attributes.append(cooperative)
+    if record.programmatic:
+        programmatic = _attribute(module, kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+        programmatic.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(programmatic)
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
+    return config
+
+
+def _attribute(module: Any, kind: Any) -> Any:
+    attribute = module.CUlaunchAttribute()
+    attribute.id = kind
+    return attribute
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a loaded library, in one device's context. The library stays loaded as long as the process lives."""
+
+    symbol: str
+    function: Any
+    library: Any
+
+
+def load_kernel(cubin: bytes, symbol: str, dynamic_smem_bytes: int) -> Kernel:
+    """Load a cubin into the current context and opt its kernel in to its dynamic shared memory.
+
+    Raises
+    ------
+    LaunchError
+        The driver refused the cubin; the message names the driver's and NVRTC's versions.
+    """
+    try:
+        library = call("cuLibraryLoadData", cubin, [], [], 0, [], [], 0, what=symbol)
+        kernel = call("cuLibraryGetKernel", library, symbol.encode(), what=symbol)
+        function = call("cuKernelGetFunction", kernel, what=symbol)
+        # with lazy loading the code would otherwise be loaded by the first launch, which may be in a capture
+        call("cuFuncLoad", function, what=symbol)
+        limit = bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        what = f"{symbol} with {dynamic_smem_bytes} bytes of dynamic shared memory"
+        call("cuFuncSetAttribute", function, limit, dynamic_smem_bytes, what=what)
+    except LaunchError as error:
+        raise LaunchError(f"{error}; {len(cubin)} bytes of cubin; {versions()}") from None
+    return Kernel(symbol, function, library)
+
+
+def max_active_clusters(kernel: Kernel, record: LaunchRecord, grid_ctas: tuple[int, int, int]) -> int:
+    """Clusters of a launch that can be resident on the device at once (cuOccupancyMaxActiveClusters)."""
+    config = launch_config(record, grid_ctas)
+    return int(call("cuOccupancyMaxActiveClusters", kernel.function, config, what=kernel.symbol))
+
+
+def max_active_ctas_per_sm(kernel: Kernel, record: LaunchRecord) -> int:
+    """CTAs without a cluster that one multiprocessor can hold at once."""
+    threads = record.block[0] * record.block[1] * record.block[2]
+    arguments = (kernel.function, threads, record.dynamic_smem_bytes)
+    return int(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", *arguments, what=kernel.symbol))
+
+
+@functools.cache
+def tensor_map_encoder() -> Any:
+    """`cuTensorMapEncodeTiled` as a C function that writes to an address of our choice.
+
+    The object must be 64-byte aligned, which the bindings' own CUtensorMap object is not.
+    """
+    symbol = "cuTensorMapEncodeTiled"
+    address, _ = call("cuGetProcAddress", symbol.encode(), _FIRST_VERSION_WITH_TENSOR_MAPS, 0, what=symbol)
+    if not address:
+        raise LaunchError(f"the driver has no {symbol}; it came with CUDA 12.0. {versions()}")
+    pointer, u32, enum = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
+    arguments = (pointer, enum, u32, pointer, pointer, pointer, pointer, pointer, enum, enum, enum, enum)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(int(address))

@@ -1,0 +1,361 @@
+"""One export at work: prepares, warms up and runs its front and tail. Imports registry, plan and this package."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cakegen.errors import CakeError, LaunchError
+from cakegen.model import DeviceFacts
+from cakegen.plan import plan_route
+from cakegen.plan.records import DecodeForm, Plan
+from cakegen.registry import Registry
+from cakegen.runtime import driver
+from cakegen.runtime.control import DeviceControl, WaitRecord, describe_wait_record, open_control, opened_control
+from cakegen.runtime.device import Device, open_device, opened_device
+from cakegen.runtime.programs import LoadedProgram, ProgramTable, check_residency, measure_resident_clusters
+from cakegen.runtime.reference import reference_front, reference_tail
+from cakegen.runtime.runner import EmptyRunner, Outputs, ProgramRunner, ReferenceRunner, Runner, with_wait_report
+from cakegen.runtime.validate import Request, validate_front, validate_tail
+
+BACKENDS = ("auto", "reference")
+
+
+@dataclass(frozen=True)
+class Route:
+    """A plan and its programs, loaded on one device."""
+
+    plan: Plan
+    programs: tuple[LoadedProgram, ...]
+
+
+class LatentMoe:
+    """The front and the tail of one export.
+
+    Parameters
+    ----------
+    registry
+        The generated tree (`load_registry`).
+    device_facts
+        What to plan for, instead of what the driver says: a smaller device than the real one reaches other forms.
+    compile_flags
+        Options for the compiler after the registry's own, such as `-DCAKEGEN_CHAOS`.
+    """
+
+    def __init__(
+        self, registry: Registry, *, device_facts: DeviceFacts | None = None, compile_flags: tuple[str, ...] = ()
+    ) -> None:
+        self.registry = registry
+        self.model = registry.model
+        self._device_facts = device_facts
+        self._programs = ProgramTable(registry, compile_flags)
+        self._routes: dict[tuple[int, DeviceFacts, str, int, int, int], Route] = {}
+        self._cold_lock = threading.Lock()
+
+    def prepare_front(
+        self,
+        x: torch.Tensor,
+        gate_weight: torch.Tensor,
+        down_weight: torch.Tensor,
+        shared_gate_up_weight: torch.Tensor,
+        logits: torch.Tensor,
+        latent: torch.Tensor,
+        shared_act: torch.Tensor,
+        *,
+        backend: str = "auto",
+        workspace: None = None,
+    ) -> Runner:
+        """Validate, plan, load and bind a front; the runner returns `(logits, latent, shared_act)`.
+
+        Parameters
+        ----------
+        x
+            `[T, hidden]` bf16; rows may be pitched (a multiple of 16 bytes), as the outputs' rows may.
+        gate_weight, down_weight, shared_gate_up_weight
+            `[experts, hidden]`, `[latent, hidden]`, `[2 * I_LOCAL, hidden]` bf16, contiguous, used in place. TP
+            follows from the last.
+        logits, latent, shared_act
+            Outputs `[T, experts]` fp32, `[T, latent]` and `[T, I_LOCAL]` bf16.
+        backend
+            `auto`: generated programs, on CUDA tensors. `reference`: torch, on any device.
+        workspace
+            Must be None: no program of this version needs one.
+
+        Raises
+        ------
+        CakeError
+            An operand, the device or the shape is refused, a program does not compile or load, or something cold
+            would have to be loaded inside a graph capture.
+        """
+        request = validate_front(
+            self.model, x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act
+        )
+
+        def compute() -> Outputs:
+            return reference_front(self.model.dims, x, gate_weight, down_weight, shared_gate_up_weight)
+
+        return self._prepare(request, backend, workspace, compute)
+
+    def prepare_tail(
+        self,
+        routed: torch.Tensor,
+        norm_weight: torch.Tensor,
+        up_weight: torch.Tensor,
+        shared_act: torch.Tensor,
+        shared_down_weight: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        tp: int,
+        rank: int,
+        y_workspace: torch.Tensor,
+        backend: str = "auto",
+        workspace: None = None,
+    ) -> Runner:
+        """Validate, plan, load and bind a tail; the runner returns `(y_workspace, out)`.
+
+        Parameters
+        ----------
+        routed
+            `[P, T, latent]` bf16 partials; row pitch and partial stride are free (multiples of 16 bytes).
+        norm_weight, up_weight, shared_down_weight
+            `[latent]`, `[hidden, latent]` (all columns; the rank's slice is read in place), `[hidden, I_LOCAL]` bf16.
+        shared_act
+            `[T, I_LOCAL]` bf16, as the front wrote it.
+        out, y_workspace
+            Outputs `[T, hidden]` and `[T, latent]` bf16. With `tp` > 1 the caller all-reduces `out`.
+        tp, rank
+            Tensor-parallel degree and this rank.
+        backend, workspace
+            As in `prepare_front`.
+
+        Raises
+        ------
+        CakeError
+            As `prepare_front`.
+        """
+        request = validate_tail(
+            self.model,
+            routed,
+            norm_weight,
+            up_weight,
+            shared_act,
+            shared_down_weight,
+            out,
+            tp=tp,
+            rank=rank,
+            y_workspace=y_workspace,
+        )
+
+        def compute() -> Outputs:
+            operands = (routed, norm_weight, up_weight, shared_act, shared_down_weight)
+            return reference_tail(self.model.dims, *operands, tp=tp, rank=rank)
+
+        return self._prepare(request, backend, workspace, compute)
+
+    def front(self, *operands: torch.Tensor, **options: Any) -> Outputs:
+        """Prepare and run a front once; operands as in `prepare_front`."""
+        return self.prepare_front(*operands, **options)()
+
+    def tail(self, *operands: torch.Tensor, **options: Any) -> Outputs:
+        """Prepare and run a tail once; operands as in `prepare_tail`."""
+        return self.prepare_tail(*operands, **options)()
+
+    def program_available(
+        self, device: torch.device | str | int, stage: str, tp: int, num_tokens: int, num_partials: int = 1
+    ) -> bool:
+        """Whether a generated program of this export serves a request on a device; compiles and loads nothing.
+
+        False without a driver, on a device of another architecture, and for a shape that no plan covers. A call of
+        no tokens launches nothing; it is answered as one of a token.
+        """
+        try:
+            opened = open_device(_ordinal(torch.device(device)))
+            plan = self._plan(opened, stage, tp, max(1, num_tokens), num_partials)
+        except CakeError:
+            return False
+        return all(
+            launch.key in self.registry.kernels and opened.arch.name in self.registry.program(launch.key).arches
+            for launch in plan.launches
+        )
+
+    def warm_up(
+        self,
+        device: torch.device | str | int,
+        tp: int,
+        *,
+        tokens: Iterable[int] | None = None,
+        partials: Iterable[int] = (1,),
+        stages: Iterable[str] = ("front", "tail"),
+        workers: int | None = None,
+    ) -> tuple[str, ...]:
+        """Compile and load every program that a set of token counts needs, so that nothing is cold in a capture.
+
+        Parameters
+        ----------
+        device
+            A CUDA device.
+        tp
+            Tensor-parallel degree.
+        tokens
+            Token counts to serve; by default 1 to the decode limit.
+        partials
+            Numbers of routed partials to serve.
+        stages
+            `front`, `tail` or both.
+        workers
+            Compiler threads; by default one a processor.
+
+        Returns
+        -------
+        tuple
+            The logical keys that are now loaded.
+
+        Raises
+        ------
+        CakeError
+            A request has no plan, or a program does not compile or load.
+        """
+        opened = self._open(_ordinal(torch.device(device)))
+        counts = range(1, self.model.decode.max_tokens + 1) if tokens is None else tuple(tokens)
+        requests = [
+            (stage, tp, count, number)
+            for stage in stages
+            for number in (partials if stage == "tail" else (1,))
+            for count in counts
+            if count
+        ]
+        plans = [self._plan(opened, *request) for request in requests]
+        keys = dict.fromkeys(launch.key for plan in plans for launch in plan.launches)
+        self._programs.compile_all(opened, keys, workers)
+        open_control(opened)
+        routes = [self._route(opened, *request) for request in requests]
+        return tuple(dict.fromkeys(launch.key for route in routes for launch in route.plan.launches))
+
+    def wait_record(self, device: torch.device | str | int) -> WaitRecord:
+        """The wait record of a device, to set the wait limit or the chaos seed; allocated if it was not."""
+        return open_control(self._open(_ordinal(torch.device(device)))).wait_record
+
+    def wait_report(self, device: torch.device | str | int) -> str | None:
+        """What a wait that gave up on a device left behind, in a sentence; None where none did."""
+        control = opened_control(_ordinal(torch.device(device)))
+        return None if control is None else describe_wait_record(control.wait_record.words, (self.registry,))
+
+    def _prepare(self, request: Request, backend: str, workspace: None, compute: Any) -> Runner:
+        _check_options(request, backend, workspace)
+        if backend == "reference":
+            return EmptyRunner(request, None) if request.tokens == 0 else ReferenceRunner(request, compute)
+        if request.device.type != "cuda":
+            raise LaunchError(
+                f"{request.stage}: backend='auto' launches generated programs and needs CUDA tensors; got tensors on "
+                f"{request.device}. backend='reference' computes with torch on any device."
+            )
+        if request.tokens == 0:
+            return EmptyRunner(request, None)
+        ordinal = _ordinal(request.device)
+        try:
+            device = self._open(ordinal)
+            control = self._open_control(device)
+            route = self._route(device, request.stage, request.tp, request.tokens, request.partials)
+            return ProgramRunner(request, route.plan, route.programs, device, control, self.registry)
+        except LaunchError as error:
+            raise with_wait_report(error, ordinal, self.registry) from None
+
+    def _open(self, ordinal: int) -> Device:
+        device = opened_device(ordinal)
+        if device is None:
+            _refuse_in_capture(f"cuda:{ordinal} was not used before")
+            device = open_device(ordinal)
+        facts = self._device_facts
+        if facts is not None and facts.arch != device.arch.name:
+            raise LaunchError(f"device_facts are of {facts.arch}; cuda:{ordinal} ({device.name}) is {device.arch.name}")
+        return device
+
+    def _open_control(self, device: Device) -> DeviceControl:
+        control = opened_control(device.ordinal)
+        if control is None:
+            _refuse_in_capture(f"cuda:{device.ordinal} has no control memory yet")
+            control = open_control(device)
+        return control
+
+    def _plan(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Plan:
+        facts = self._device_facts or device.facts
+        return plan_route(self.model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=facts)
+
+    def _route(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Route:
+        facts = self._device_facts or device.facts
+        key = (device.ordinal, facts, stage, tp, tokens, partials)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._load_route(device, stage, tp, tokens, partials)
+            self._routes[key] = route
+        return route
+
+    def _load_route(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Route:
+        """Plan, load, and check the plan's residency against the loaded programs.
+
+        A plan counts on `sm_count // 2` pairs at first. Only a loaded program can be asked how many of its clusters
+        the device holds; where it holds fewer, the lower figure becomes the device's and the route is planned again.
+        Each turn lowers the figure, so this ends.
+        """
+        while True:
+            plan = self._plan(device, stage, tp, tokens, partials)
+            self._check_registered(device, plan)
+            programs = tuple(self._programs.load(device, launch.key) for launch in plan.launches)
+            if self._device_facts is not None or not _lowers_pairs(device, plan, programs):
+                break
+        for launch, loaded in zip(plan.launches, programs, strict=True):
+            if isinstance(launch.form, DecodeForm) and launch.form.needs_residency:
+                check_residency(device, loaded, launch)
+        return Route(plan, programs)
+
+    def _check_registered(self, device: Device, plan: Plan) -> None:
+        for launch in plan.launches:
+            if launch.key not in self.registry.kernels:
+                target = self.model.target(device.arch.name)
+                counts = ", ".join(str(count) for count in target.sm_counts) if target else "none"
+                raise LaunchError(
+                    f"{plan.stage}: T = {plan.tokens}, TP {plan.tp}, P = {plan.partials} on cuda:{device.ordinal} "
+                    f"({plan.device.sm_count} SMs, {plan.device.resident_pairs} resident pairs) needs {launch.key}, "
+                    f"which {self.registry.export} does not hold; it is for {counts} SMs. Add the count to its target."
+                )
+
+
+def _lowers_pairs(device: Device, plan: Plan, programs: tuple[LoadedProgram, ...]) -> bool:
+    pairs = [
+        measure_resident_clusters(device, loaded, launch)
+        for launch, loaded in zip(plan.launches, programs, strict=True)
+        if loaded.program.launch.cluster == (2, 1, 1)
+    ]
+    return bool(pairs) and device.lower_resident_pairs(min(pairs))
+
+
+def _refuse_in_capture(what: str) -> None:
+    if driver.is_capturing():
+        raise LaunchError(
+            f"{what}, and the current stream is being captured, where nothing can be allocated or loaded. Call "
+            "warm_up, or prepare a runner, before the capture."
+        )
+
+
+def _check_options(request: Request, backend: str, workspace: None) -> None:
+    if backend == "emulator":
+        known = ", ".join(BACKENDS)
+        raise LaunchError(f"{request.stage}: backend='emulator' is not part of this version; it has {known}.")
+    if backend not in BACKENDS:
+        raise LaunchError(f"{request.stage}: backend must be one of {', '.join(BACKENDS)}; got {backend!r}.")
+    if workspace is not None:
+        raise LaunchError(
+            f"{request.stage}: workspace must be None; got {type(workspace).__name__}. No route of this version "
+            "keeps fp32 partials between CTAs, so there is nothing to share."
+        )
+
+
+def _ordinal(device: torch.device) -> int:
+    """Index of a CUDA device; torch's current one where the name has none."""
+    if device.type != "cuda":
+        raise LaunchError(f"generated programs need a CUDA device; got {device}.")
+    return device.index if device.index is not None else torch.cuda.current_device()

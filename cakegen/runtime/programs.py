@@ -1,0 +1,128 @@
+"""Compiled programs in the contexts of devices. Imports registry, compile, device and driver.
+
+A program is compiled once a machine (through the cache) and loaded once a device. Inside a graph capture nothing is
+loaded: `find` answers from memory, and `load` refuses before it asks the driver.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cakegen import compile as compilation
+from cakegen.errors import CompileError, LaunchError
+from cakegen.plan.records import Launch
+from cakegen.registry import Program, Registry
+from cakegen.runtime import driver
+from cakegen.runtime.device import Device
+
+
+@dataclass(frozen=True)
+class LoadedProgram:
+    """A program's kernel in one device's context."""
+
+    key: str
+    program: Program
+    kernel: driver.Kernel
+
+
+class ProgramTable:
+    """The programs of one registry, compiled with the registry's flags and extra ones."""
+
+    def __init__(self, registry: Registry, compile_flags: tuple[str, ...] = ()) -> None:
+        self._registry = registry
+        self._flags = compile_flags
+        self._loaded: dict[tuple[int, str], LoadedProgram] = {}
+        self._locks: collections.defaultdict[tuple[int, str], threading.Lock] = collections.defaultdict(threading.Lock)
+        self._table_lock = threading.Lock()
+
+    def find(self, device: Device, key: str) -> LoadedProgram | None:
+        """The program of a key if it is loaded on a device."""
+        return self._loaded.get((device.ordinal, key))
+
+    def load(self, device: Device, key: str) -> LoadedProgram:
+        """The program of a key on a device, compiled and loaded at first use; threads that meet here load once.
+
+        Raises
+        ------
+        RegistryError
+            The export has no such key.
+        CompileError
+            The compiler refused the source.
+        LaunchError
+            The current stream is being captured, the program does not serve the device, or the driver refused it.
+        """
+        found = self.find(device, key)
+        if found is not None:
+            return found
+        if driver.is_capturing():
+            raise LaunchError(
+                f"{key}: not loaded on cuda:{device.ordinal}, and the current stream is being captured, where no "
+                "program can be loaded. Call warm_up, or prepare a runner of this shape, before the capture."
+            )
+        with self._table_lock:
+            lock = self._locks[device.ordinal, key]
+        with lock:
+            found = self.find(device, key)
+            return found if found is not None else self._load(device, key)
+
+    def _load(self, device: Device, key: str) -> LoadedProgram:
+        program = self._registry.program(key)
+        if device.arch.name not in program.arches:
+            raise LaunchError(
+                f"{key}: {program.name} serves {', '.join(program.arches)}; cuda:{device.ordinal} is {device.arch.name}"
+            )
+        request = compilation.request_for(self._registry, key, device.arch.name, self._flags)
+        cubin = compilation.cached_cubin(request).cubin
+        with driver.using_context(device.context), driver.relaxed_capture():
+            kernel = driver.load_kernel(cubin, program.kernel_symbol, program.launch.dynamic_smem_bytes)
+        loaded = LoadedProgram(key, program, kernel)
+        self._loaded[device.ordinal, key] = loaded
+        return loaded
+
+    def compile_all(self, device: Device, keys: Iterable[str], workers: int | None) -> None:
+        """Compile the programs of several keys into the cache, side by side.
+
+        Raises
+        ------
+        CompileError
+            The compiler refused one.
+        """
+        cold = [key for key in keys if self.find(device, key) is None]
+        requests = [compilation.request_for(self._registry, key, device.arch.name, self._flags) for key in cold]
+        for outcome in compilation.compile_many(requests, workers=workers):
+            if isinstance(outcome, CompileError):
+                raise outcome
+
+
+def measure_resident_clusters(device: Device, loaded: LoadedProgram, launch: Launch) -> int:
+    """Clusters of a launch that can be resident on the device at once, as the driver counts them."""
+    with driver.using_context(device.context):
+        return driver.max_active_clusters(loaded.kernel, loaded.program.launch, launch.grid_ctas)
+
+
+def check_residency(device: Device, loaded: LoadedProgram, launch: Launch) -> None:
+    """Refuse a launch whose CTAs wait for each other but can't all be resident.
+
+    Raises
+    ------
+    LaunchError
+        The grid does not fit; the message shows the arithmetic.
+    """
+    record = loaded.program.launch
+    x, y, z = launch.grid_ctas
+    grid, cluster = x * y * z, record.cluster[0] * record.cluster[1] * record.cluster[2]
+    if cluster > 1:
+        resident = measure_resident_clusters(device, loaded, launch) * cluster
+    else:
+        with driver.using_context(device.context):
+            resident = driver.max_active_ctas_per_sm(loaded.kernel, record) * device.sm_count
+    if grid > resident:
+        raise LaunchError(
+            f"{launch.key}: its CTAs wait for each other, so all {grid} must be resident at once; cuda:"
+            f"{device.ordinal} ({device.name}) holds {resident}, with clusters of {cluster} and "
+            f"{record.dynamic_smem_bytes} bytes of shared memory a CTA. Give device_facts with fewer multiprocessors "
+            "or resident pairs, and another form is planned."
+        )

@@ -1,0 +1,121 @@
+"""The front and the tail in plain torch, on any device: what every program is compared with. Imports torch and model.
+
+`reference_norm` defines the bits of `y`. The matrix products come in fp32 (rounded as the contract says) and in fp64
+(not rounded, to compare with a tolerance).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cakegen.errors import LaunchError
+from cakegen.model import ModelDims
+
+LANES = 32
+VECTOR = 8
+
+
+def reference_norm(routed: torch.Tensor, norm_weight: torch.Tensor, norm_eps: float) -> torch.Tensor:
+    """KimiRMSNorm of the sum of the partials, with the bits that every program must produce.
+
+    Parameters
+    ----------
+    routed
+        `[P, T, latent]` bf16 partials.
+    norm_weight
+        `[latent]` bf16.
+    norm_eps
+        Added to the mean of squares, in fp32.
+
+    Returns
+    -------
+    torch.Tensor
+        `y [T, latent]` bf16.
+
+    Notes
+    -----
+    The partials are added in fp32 in ascending order and rounded once to bf16. A row is read as vectors of 8 elements;
+    lane l of 32 owns vectors l, l + 32, … and adds its squares in ascending order (the product of two bf16 is exact
+    in fp32, so a fused multiply-add gives the same bits); an xor butterfly over 16, 8, 4, 2, 1 joins the lanes. Where
+    the vectors are not a multiple of 32, the last lanes own one fewer. Division and square root are those of IEEE.
+    """
+    partials, tokens, latent = routed.shape
+    if latent % VECTOR:
+        raise LaunchError(f"reference_norm: the latent width must be a multiple of {VECTOR} (vectors); got {latent}.")
+    total = routed[0].float()
+    for index in range(1, partials):
+        total = total + routed[index].float()
+    rounded = total.to(torch.bfloat16)
+    squares = _sum_of_squares(rounded.float().view(tokens, latent // VECTOR, VECTOR))
+    # tensor by tensor: torch turns a division by a number into a product with its reciprocal
+    mean = squares / torch.full_like(squares, latent)
+    rstd = torch.ones_like(mean) / torch.sqrt(mean + norm_eps)
+    scaled = (rounded.float() * rstd[:, None]).to(torch.bfloat16)
+    return (norm_weight.float() * scaled.float()).to(torch.bfloat16)
+
+
+def _sum_of_squares(vectors: torch.Tensor) -> torch.Tensor:
+    """`[T, vectors, 8]` fp32 -> `[T]`, in the order of `reference_norm`."""
+    tokens, count, _ = vectors.shape
+    lane_sums = vectors.new_zeros(tokens, LANES)
+    for first in range(0, count, LANES):
+        owned = vectors[:, first : first + LANES]
+        lanes = owned.shape[1]
+        for element in range(VECTOR):
+            value = owned[:, :, element]
+            lane_sums[:, :lanes] = lane_sums[:, :lanes] + value * value
+    lane = torch.arange(LANES, device=vectors.device)
+    for offset in (16, 8, 4, 2, 1):
+        lane_sums = lane_sums + lane_sums[:, lane ^ offset]
+    return lane_sums[:, 0]
+
+
+def situ(gate: torch.Tensor, up: torch.Tensor, dims: ModelDims) -> torch.Tensor:
+    """`beta tanh(g / beta) sigmoid(g) * linear_beta tanh(u / linear_beta)`, in the precision of its operands."""
+    beta, linear = dims.situ_beta, dims.situ_linear_beta
+    return beta * torch.tanh(gate / beta) * torch.sigmoid(gate) * (linear * torch.tanh(up / linear))
+
+
+def reference_front(
+    dims: ModelDims,
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    shared_gate_up_weight: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`(logits, latent, shared_act)` of `x [T, hidden]`.
+
+    With `dtype=torch.float32` they have the dtypes of the contract (fp32, bf16, bf16), each rounded once from fp32;
+    with `torch.float64` all are fp64 and nothing is rounded.
+    """
+    wide = x.to(dtype)
+    logits = wide @ gate_weight.to(dtype).T
+    latent = wide @ down_weight.to(dtype).T
+    gate, up = (wide @ shared_gate_up_weight.to(dtype).T).chunk(2, dim=1)
+    shared_act = situ(gate, up, dims)
+    if dtype == torch.float64:
+        return logits, latent, shared_act
+    return logits, latent.to(torch.bfloat16), shared_act.to(torch.bfloat16)
+
+
+def reference_tail(
+    dims: ModelDims,
+    routed: torch.Tensor,
+    norm_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    shared_act: torch.Tensor,
+    shared_down_weight: torch.Tensor,
+    *,
+    tp: int,
+    rank: int,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(y, out)` of one rank: `y [T, latent]` bf16 with its defined bits; `out [T, hidden]` bf16, or fp64 unrounded."""
+    y = reference_norm(routed, norm_weight, dims.norm_eps)
+    width = dims.latent_slice(tp)
+    columns = slice(rank * width, (rank + 1) * width)
+    out = y[:, columns].to(dtype) @ up_weight[:, columns].to(dtype).T
+    out = out + shared_act.to(dtype) @ shared_down_weight.to(dtype).T
+    return y, out if dtype == torch.float64 else out.to(torch.bfloat16)

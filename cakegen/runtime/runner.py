@@ -1,0 +1,173 @@
+"""Prepared calls. A runner launches what was bound for it on torch's current stream, and nothing else.
+
+Imports driver, control, arguments and validate. A call plans nothing, allocates nothing and synchronises nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cakegen.errors import LaunchError
+from cakegen.plan.records import Launch, Plan
+from cakegen.registry import Program, Registry
+from cakegen.runtime import driver
+from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
+from cakegen.runtime.control import ControlWord, DeviceControl, describe_wait_record, opened_control
+from cakegen.runtime.device import Device
+from cakegen.runtime.programs import LoadedProgram
+from cakegen.runtime.validate import Request
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+@dataclass(eq=False)
+class BoundLaunch:
+    """One kernel launch whose attributes, grid and arguments are fixed."""
+
+    loaded: LoadedProgram
+    launch: Launch
+    block: ArgumentBlock
+    config: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = driver.launch_config(self.loaded.program.launch, self.launch.grid_ctas)
+
+    def describe(self) -> str:
+        """The launch in words, for an error."""
+        program, record = self.loaded.program, self.loaded.program.launch
+        return (
+            f"program {program.name} (key {self.launch.key}), grid_ctas {self.launch.grid_ctas}, cluster "
+            f"{record.cluster}, block {record.block}, {record.dynamic_smem_bytes} bytes of dynamic shared memory, "
+            f"cooperative {record.cooperative}, programmatic {record.programmatic}"
+        )
+
+    def launch_on(self, stream: int) -> None:
+        """Enqueue the kernel on a stream (cuLaunchKernelEx)."""
+        module = driver.bindings()
+        self.config.hStream = stream
+        (result,) = module.cuLaunchKernelEx(self.config, self.loaded.kernel.function, self.block.pointers, 0)
+        if result != module.CUresult.CUDA_SUCCESS:
+            raise LaunchError(f"cuLaunchKernelEx failed: {driver.result_text(module, result)}; {self.describe()}")
+
+
+class Runner:
+    """A prepared call; calling it launches on the current stream and returns the outputs.
+
+    It keeps its operands alive. Capture it into a CUDA graph freely, and keep the runner (or at least its operands)
+    as long as the graph. Two streams must not run one runner at once: they would share its outputs.
+    """
+
+    def __init__(self, request: Request, plan: Plan | None) -> None:
+        self.outputs: Outputs = request.outputs
+        self.plan = plan
+        self._tensors = request.tensors
+
+    def __call__(self) -> Outputs:
+        """Run the call."""
+        raise NotImplementedError
+
+
+class EmptyRunner(Runner):
+    """A call of no tokens: there is nothing to launch, and no driver is asked."""
+
+    def __call__(self) -> Outputs:
+        """Return the empty outputs."""
+        return self.outputs
+
+
+class ReferenceRunner(Runner):
+    """A call of the torch reference, which writes its results to the caller's outputs."""
+
+    def __init__(self, request: Request, compute: Callable[[], Outputs]) -> None:
+        super().__init__(request, None)
+        self._compute = compute
+
+    def __call__(self) -> Outputs:
+        """Compute and copy; allocates, unlike a generated program."""
+        for output, value in zip(self.outputs, self._compute(), strict=True):
+            output.copy_(value)
+        return self.outputs
+
+
+class ProgramRunner(Runner):
+    """A call of generated programs."""
+
+    def __init__(
+        self,
+        request: Request,
+        plan: Plan,
+        programs: tuple[LoadedProgram, ...],
+        device: Device,
+        control: DeviceControl,
+        registry: Registry,
+    ) -> None:
+        super().__init__(request, plan)
+        self._device = device
+        self._registry = registry
+        self._word = self._take_word(control, programs)
+        self.launches = tuple(
+            BoundLaunch(loaded, launch, self._bind(request, loaded.program, launch, control))
+            for loaded, launch in zip(programs, plan.launches, strict=True)
+        )
+        # a launch sets its configuration's stream: two threads must not mix theirs
+        self._lock = threading.Lock()
+
+    def _take_word(self, control: DeviceControl, programs: tuple[LoadedProgram, ...]) -> ControlWord | None:
+        if not any(("buffer", "counters") in loaded.program.arg_plan for loaded in programs):
+            return None
+        word = control.take_word()
+        weakref.finalize(self, control.retire_word, word)
+        return word
+
+    def _bind(self, request: Request, program: Program, launch: Launch, control: DeviceControl) -> ArgumentBlock:
+        buffers = {name: operand.address for name, operand in request.operands.items()}
+        buffers["wait_record"] = control.wait_record.device_address
+        if self._word is not None:
+            buffers["counters"] = self._word.address
+        parameters = {**run_parameters(request), **dict(launch.parameters)}
+        return pack_arguments(bind_arguments(program, request.operands, buffers, parameters))
+
+    def __call__(self) -> Outputs:
+        """Launch on torch's current stream of the operands' device."""
+        device = self._device
+        stream = driver.current_stream(device.ordinal)
+        if self._word is not None and not self._word.captured and driver.is_capturing():
+            self._word.captured = True
+        try:
+            if driver.context_is_current(device.context):
+                self._launch_on(stream)
+            else:
+                with driver.using_context(device.context):
+                    self._launch_on(stream)
+        except LaunchError as error:
+            raise with_wait_report(error, device.ordinal, self._registry) from None
+        return self.outputs
+
+    def _launch_on(self, stream: int) -> None:
+        with self._lock:
+            for launch in self.launches:
+                launch.launch_on(stream)
+
+
+def run_parameters(request: Request) -> dict[str, int]:
+    """The i32 parameters of a request by the names that `arg_plan` uses; pitches in elements."""
+    operands = request.operands
+    parameters = {"num_tokens": request.tokens, "num_partials": request.partials, "up_col0": request.up_col0}
+    parameters |= {f"{name}_pitch": operand.pitch for name, operand in operands.items()}
+    if request.stage == "tail":
+        parameters["routed_partial_stride"] = operands["routed"].partial_stride
+        parameters["y_pitch"] = operands["y_workspace"].pitch
+    return parameters
+
+
+def with_wait_report(error: LaunchError, ordinal: int, registry: Registry) -> LaunchError:
+    """The error, and behind it what the device's wait record says, if a wait gave up."""
+    control = opened_control(ordinal)
+    report = describe_wait_record(control.wait_record.words, (registry,)) if control is not None else None
+    return LaunchError(f"{error}\n{report}") if report else error

@@ -1,0 +1,314 @@
+"""Operands of the front and the tail: checked against the model, and reduced to addresses and pitches.
+
+Imports torch, errors and model. Asks no driver, so that it holds for CPU tensors (backend='reference') as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+
+from cakegen.errors import LaunchError
+from cakegen.model import Model
+
+ALIGN_BYTES = 16
+I32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A row-major matrix `[rows, cols]` in memory, or `partials` of them; pitches in elements.
+
+    Parameters
+    ----------
+    pitch
+        Elements from one row to the next; `cols` where there is at most one row.
+    column_limit
+        Columns that a `columns` view may read: up to the end of this rank's slice.
+    """
+
+    name: str
+    address: int
+    rows: int
+    cols: int
+    pitch: int
+    element_bytes: int
+    column_limit: int
+    partials: int = 1
+    partial_stride: int = 0
+
+    @property
+    def span_elems(self) -> int:
+        """Elements from the first to behind the last."""
+        return (self.partials - 1) * self.partial_stride + (self.rows - 1) * self.pitch + self.cols
+
+    @property
+    def end(self) -> int:
+        """Address behind the last byte."""
+        return self.address + self.span_elems * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Request:
+    """A validated call: what the planner needs, the operands, and the tensors to keep alive.
+
+    Parameters
+    ----------
+    stage
+        `front` or `tail`.
+    operands
+        By the names that the registry's `arg_plan` uses.
+    outputs
+        What the function returns.
+    tensors
+        Every tensor of the call.
+    up_col0
+        First latent column of this rank's slice (tail).
+    """
+
+    stage: str
+    tp: int
+    rank: int
+    tokens: int
+    partials: int
+    device: torch.device
+    operands: dict[str, Operand]
+    outputs: tuple[torch.Tensor, ...]
+    tensors: tuple[torch.Tensor, ...]
+    up_col0: int = 0
+
+
+@dataclass
+class _Check:
+    """Checks of one call; every refusal starts with the stage and the operand."""
+
+    stage: str
+    device: torch.device
+    operands: dict[str, Operand] = field(default_factory=dict)
+
+    def refuse(self, name: str, tensor: torch.Tensor, need: str, todo: str) -> NoReturn:
+        shape = list(tensor.shape)
+        got = f"{shape} {_dtype_name(tensor.dtype)}, strides {tuple(tensor.stride())}, on {tensor.device}"
+        raise LaunchError(f"{self.stage}: {name} must be {need}; got {got}. {todo}")
+
+    def matrix(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        shape: tuple[int, int],
+        why: str,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        pitched: bool = False,
+    ) -> None:
+        """Check a matrix (`pitched`: rows may be apart) and note its operand."""
+        rows, cols = shape
+        layout = "rows of stride 1 in a" if pitched else "contiguous"
+        need = f"{layout} [{rows}, {cols}] {_dtype_name(dtype)} ({why}) on {self.device}"
+        self._kind(name, tensor, dtype, need)
+        if tuple(tensor.shape) != shape:
+            self.refuse(name, tensor, need, "Pass the checkpoint's tensor for this rank, or an output of this shape.")
+        row_stride, col_stride = tensor.stride()
+        pitch = row_stride if rows > 1 else cols
+        if col_stride != 1 or pitch < cols or (not pitched and pitch != cols):
+            self.refuse(name, tensor, need, "Call .contiguous().")
+        self._note(tensor, Operand(name, tensor.data_ptr(), rows, cols, pitch, tensor.element_size(), cols))
+
+    def vector(self, name: str, tensor: torch.Tensor, length: int, why: str) -> None:
+        """Check a contiguous bf16 vector."""
+        need = f"contiguous [{length}] bfloat16 ({why}) on {self.device}"
+        self._kind(name, tensor, torch.bfloat16, need)
+        if tuple(tensor.shape) != (length,) or tensor.stride(0) != 1:
+            self.refuse(name, tensor, need, "Pass the checkpoint's tensor, contiguous.")
+        self._note(tensor, Operand(name, tensor.data_ptr(), 1, length, length, tensor.element_size(), length))
+
+    def partials(self, name: str, tensor: torch.Tensor, latent: int) -> None:
+        """Check the routed partials `[P, T, latent]`: both outer strides are free."""
+        need = f"rows of stride 1 in a [P, T, {latent}] bfloat16 (P >= 1 partials of T tokens) on {self.device}"
+        self._kind(name, tensor, torch.bfloat16, need)
+        if tensor.dim() != 3 or tensor.shape[2] != latent or tensor.shape[0] < 1:
+            self.refuse(name, tensor, need, "One partial is routed.unsqueeze(0).")
+        partials, rows, _ = tensor.shape
+        partial_stride, row_stride, col_stride = tensor.stride()
+        pitch = row_stride if rows > 1 else latent
+        partial_stride = partial_stride if partials > 1 else 0
+        if col_stride != 1 or pitch < latent or partial_stride < 0:
+            self.refuse(name, tensor, need, "Call .contiguous().")
+        size = tensor.element_size()
+        operand = Operand(name, tensor.data_ptr(), rows, latent, pitch, size, latent, partials, partial_stride)
+        if partial_stride * size % ALIGN_BYTES:
+            todo = f"The partial stride is {partial_stride} * {size} bytes = {partial_stride * size}."
+            self.refuse(name, tensor, f"partials a multiple of {ALIGN_BYTES} bytes apart (vector loads)", todo)
+        self._note(tensor, operand)
+
+    def _kind(self, name: str, tensor: torch.Tensor, dtype: torch.dtype, need: str) -> None:
+        if tensor.device != self.device:
+            self.refuse(name, tensor, need, "All operands of a call live on one device.")
+        if tensor.dtype != dtype:
+            self.refuse(name, tensor, need, f"Call .to(torch.{_dtype_name(dtype)}).")
+
+    def _note(self, tensor: torch.Tensor, operand: Operand) -> None:
+        """Check what depends on the address and the pitch; an operand without elements has neither."""
+        name, size = operand.name, operand.element_bytes
+        if operand.rows and operand.address % ALIGN_BYTES:
+            rest = operand.address % ALIGN_BYTES
+            todo = f"Its address is {operand.address:#x} (mod {ALIGN_BYTES} = {rest}); slice elsewhere or copy."
+            self.refuse(name, tensor, f"aligned to {ALIGN_BYTES} bytes (vector and tensor-map accesses)", todo)
+        if operand.rows > 1 and operand.pitch * size % ALIGN_BYTES:
+            todo = f"Its row pitch is {operand.pitch} * {size} bytes = {operand.pitch * size}; pad the rows or copy."
+            self.refuse(name, tensor, f"of a row pitch that is a multiple of {ALIGN_BYTES} bytes", todo)
+        if operand.span_elems > I32_MAX or operand.partial_stride > I32_MAX:
+            todo = f"It spans {operand.span_elems} elements; split the call."
+            self.refuse(name, tensor, f"at most 2^31 - 1 = {I32_MAX} elements long (32-bit offsets)", todo)
+        self.operands[name] = operand
+
+    def outputs_apart(self, outputs: Iterable[str]) -> None:
+        """Refuse an output that shares bytes with another operand."""
+        seen = set()
+        for name in outputs:
+            seen.add(name)
+            first = self.operands[name]
+            for second in self.operands.values():
+                if second.name in seen or not _overlap(first, second):
+                    continue
+                raise LaunchError(
+                    f"{self.stage}: output {name} must share no memory with another operand; it has bytes "
+                    f"{first.address:#x} … {first.end:#x}, {second.name} has {second.address:#x} … {second.end:#x}. "
+                    "Allocate them apart."
+                )
+
+
+def _overlap(first: Operand, second: Operand) -> bool:
+    """Whether two operands share a byte; column ranges of one pitched buffer count as apart."""
+    if not first.rows or not second.rows or first.end <= second.address or second.end <= first.address:
+        return False
+    pitch = first.pitch * first.element_bytes
+    same_rows = second.pitch * second.element_bytes == pitch and first.rows > 1 and second.rows > 1
+    if not same_rows or first.partial_stride % first.pitch or second.partial_stride % second.pitch:
+        return True
+    offset = (second.address - first.address) % pitch
+    apart = first.cols * first.element_bytes <= offset and offset + second.cols * second.element_bytes <= pitch
+    return not apart
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def validate_front(
+    model: Model,
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    shared_gate_up_weight: torch.Tensor,
+    logits: torch.Tensor,
+    latent: torch.Tensor,
+    shared_act: torch.Tensor,
+) -> Request:
+    """Check the operands of a front; TP follows from the rows of `shared_gate_up_weight`.
+
+    Raises
+    ------
+    LaunchError
+        An operand is not what the model needs; the message names it.
+    """
+    dims = model.dims
+    check = _Check("front", x.device)
+    if x.dim() != 2:
+        check.refuse("x", x, f"rows of stride 1 in a [T, {dims.hidden}] bfloat16", "Flatten the batch into tokens.")
+    tokens = int(x.shape[0])
+    i_local = _front_i_local(check, model, shared_gate_up_weight)
+    check.matrix("x", x, (tokens, dims.hidden), "T tokens of the hidden width", pitched=True)
+    check.matrix("gate_weight", gate_weight, (dims.experts, dims.hidden), "experts by hidden")
+    check.matrix("down_weight", down_weight, (dims.latent, dims.hidden), "latent by hidden")
+    rows = f"2 * {i_local} gate and up rows by hidden"
+    check.matrix("shared_gate_up_weight", shared_gate_up_weight, (2 * i_local, dims.hidden), rows)
+    fp32 = torch.float32
+    check.matrix("logits", logits, (tokens, dims.experts), "T by experts", dtype=fp32, pitched=True)
+    check.matrix("latent", latent, (tokens, dims.latent), "T by latent", pitched=True)
+    check.matrix("shared_act", shared_act, (tokens, i_local), "T by this rank's shared columns", pitched=True)
+    check.outputs_apart(("logits", "latent", "shared_act"))
+    return Request(
+        stage="front",
+        tp=dims.shared_intermediate // i_local,
+        rank=0,
+        tokens=tokens,
+        partials=1,
+        device=x.device,
+        operands=check.operands,
+        outputs=(logits, latent, shared_act),
+        tensors=(x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act),
+    )
+
+
+def _front_i_local(check: _Check, model: Model, weight: torch.Tensor) -> int:
+    whole = model.dims.shared_intermediate
+    rows = int(weight.shape[0]) if weight.dim() == 2 else 0
+    if rows < 2 or rows % 2 or whole % (rows // 2):
+        need = f"[2 * I_LOCAL, {model.dims.hidden}] bfloat16 with I_LOCAL = {whole} / TP for a whole TP"
+        check.refuse("shared_gate_up_weight", weight, need, "Concatenate this rank's gate rows and up rows.")
+    return rows // 2
+
+
+def validate_tail(
+    model: Model,
+    routed: torch.Tensor,
+    norm_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    shared_act: torch.Tensor,
+    shared_down_weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    tp: int,
+    rank: int,
+    y_workspace: torch.Tensor,
+) -> Request:
+    """Check the operands of a tail.
+
+    Raises
+    ------
+    LaunchError
+        An operand, `tp` or `rank` is not what the model needs; the message names it.
+    """
+    dims = model.dims
+    check = _Check("tail", routed.device)
+    if tp < 1 or dims.latent % tp or dims.shared_intermediate % tp:
+        raise LaunchError(
+            f"tail: tp must divide the latent width {dims.latent} and the shared-expert width "
+            f"{dims.shared_intermediate}; got {tp}."
+        )
+    if not 0 <= rank < tp:
+        raise LaunchError(f"tail: rank must be 0 … {tp - 1} for tp {tp}; got {rank}.")
+    check.partials("routed", routed, dims.latent)
+    partials, tokens, _ = (int(extent) for extent in routed.shape)
+    i_local = dims.i_local(tp)
+    check.vector("norm_weight", norm_weight, dims.latent, "latent")
+    check.matrix("up_weight", up_weight, (dims.hidden, dims.latent), "hidden by latent, all columns")
+    check.matrix("shared_act", shared_act, (tokens, i_local), f"T by {dims.shared_intermediate} / {tp}", pitched=True)
+    check.matrix("shared_down_weight", shared_down_weight, (dims.hidden, i_local), "hidden by shared columns")
+    check.matrix("y_workspace", y_workspace, (tokens, dims.latent), "T by latent", pitched=True)
+    check.matrix("out", out, (tokens, dims.hidden), "T by hidden", pitched=True)
+    check.outputs_apart(("out", "y_workspace"))
+    width = dims.latent_slice(tp)
+    for name in ("up_weight", "y_workspace"):
+        check.operands[name] = _limited(check.operands[name], (rank + 1) * width)
+    return Request(
+        stage="tail",
+        tp=tp,
+        rank=rank,
+        tokens=tokens,
+        partials=partials,
+        device=routed.device,
+        operands=check.operands,
+        outputs=(y_workspace, out),
+        tensors=(routed, norm_weight, up_weight, shared_act, shared_down_weight, out, y_workspace),
+        up_col0=rank * width,
+    )
+
+
+def _limited(operand: Operand, columns: int) -> Operand:
+    fields = {**vars(operand), "column_limit": columns}
+    return Operand(**fields)

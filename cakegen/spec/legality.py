@@ -1,0 +1,160 @@
+"""What must fit together in a model: shapes, tensor-map limits, and a plan for every request. Imports model and plan.
+
+Each refusal names the field, shows the arithmetic, and says the way out; `parse_export` puts the file in front.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from cakegen.arch import ARCHITECTURES, architecture
+from cakegen.errors import PlanError, SpecError
+from cakegen.model import DeviceFacts, Model, Target
+from cakegen.plan import plan_route
+
+BF16_BYTES = 2
+# CUDA driver API, cuTensorMapEncodeTiled: global strides are multiples of 16 bytes.
+TMA_ALIGN_BYTES = 16
+# half a shared tile: 64 gate rows beside their 64 up rows
+SHARED_TILE_ROWS = 64
+INT32_MAX = 2**31 - 1
+
+
+def check_model(model: Model) -> None:
+    """Refuse a model that can't be addressed, tiled or planned on each of its targets.
+
+    Raises
+    ------
+    SpecError
+        The first thing that is wrong.
+    """
+    _check_targets(model)
+    _check_kernels(model)
+    _check_tokens(model)
+    _check_tiles(model)
+    for target in model.targets:
+        for tp in target.tp_degrees:
+            _check_slices(model, tp)
+    _check_plans(model)
+
+
+def _check_targets(model: Model) -> None:
+    if not model.targets:
+        raise SpecError("targets: none declared; add a [[targets]] section with an arch and its tp_degrees")
+    _check_rising("targets: arch", sorted(target.arch for target in model.targets))
+    for target in model.targets:
+        _check_rising(f"targets: {target.arch}: tp_degrees", target.tp_degrees)
+        _check_rising(f"targets: {target.arch}: sm_counts", target.sm_counts)
+
+
+def _check_rising(field: str, values: Sequence[int] | Sequence[str]) -> None:
+    for before, after in itertools.pairwise(values):
+        if not before < after:  # type: ignore[operator]  # both are of one kind
+            raise SpecError(f"{field}: {after} follows {before}; list each once, in rising order")
+
+
+def _check_kernels(model: Model) -> None:
+    known = {arch.family for arch in ARCHITECTURES.values()}
+    declared = {architecture(target.arch).family for target in model.targets}
+    seen: set[tuple[str, str]] = set()
+    for family in model.families:
+        where = f"kernels: {family.name} for {family.arch_family}"
+        if family.arch_family not in known:
+            raise SpecError(f"{where}: no such family of architectures; use one of {', '.join(sorted(known))}")
+        if family.arch_family not in declared:
+            raise SpecError(f"{where}: no [[targets]] section has an architecture of that family; add one or drop this")
+        if (family.name, family.arch_family) in seen:
+            raise SpecError(f"{where}: declared twice; keep one")
+        seen.add((family.name, family.arch_family))
+
+
+def _check_tokens(model: Model) -> None:
+    rules = model.decode
+    _check_rising("decode.n_pads", rules.n_pads)
+    if rules.n_pads[-1] < rules.max_tokens:
+        raise SpecError(
+            f"decode.n_pads: the widest tile holds {rules.n_pads[-1]} tokens, decode.max_tokens is {rules.max_tokens}; "
+            "add a wider tile or lower max_tokens"
+        )
+    if model.max_tokens < rules.max_tokens:
+        raise SpecError(
+            f"requests.max_tokens = {model.max_tokens} is below decode.max_tokens = {rules.max_tokens}; "
+            "raise the first or lower the second"
+        )
+    widest = max(model.dims.hidden, model.dims.latent)
+    if model.max_tokens * widest > INT32_MAX:
+        raise SpecError(
+            f"requests.max_tokens: {model.max_tokens} tokens * {widest} columns = {model.max_tokens * widest}; "
+            f"kernels take offsets within one matrix as int32, up to {INT32_MAX}. Lower max_tokens"
+        )
+
+
+def _check_tiles(model: Model) -> None:
+    dims, rules = model.dims, model.decode
+    for name, rows in (("experts", dims.experts), ("latent", dims.latent), ("hidden", dims.hidden)):
+        if rows % rules.block_m:
+            raise SpecError(
+                f"model.{name} = {rows} is not a multiple of decode.block_m = {rules.block_m} "
+                f"({rows} = {rows // rules.block_m} * {rules.block_m} + {rows % rules.block_m}); "
+                "its weight rows would not fill their last tile"
+            )
+
+
+def _check_slices(model: Model, tp: int) -> None:
+    """One rank's share of the latent and of the shared expert: whole, tiled, and addressable by a tensor map."""
+    for name, whole in (("latent", model.dims.latent), ("shared_intermediate", model.dims.shared_intermediate)):
+        if whole % tp:
+            raise SpecError(
+                f"targets: TP {tp} does not divide model.{name} = {whole} "
+                f"({whole} = {whole // tp} * {tp} + {whole % tp}); drop the degree"
+            )
+        share_bytes = whole // tp * BF16_BYTES
+        if share_bytes % TMA_ALIGN_BYTES:
+            raise SpecError(
+                f"targets: TP {tp} leaves {whole // tp} columns of model.{name} = {share_bytes} bytes a row; a tensor "
+                f"map needs rows that are multiples of {TMA_ALIGN_BYTES} bytes ({TMA_ALIGN_BYTES // BF16_BYTES} "
+                "columns). Drop the degree"
+            )
+    i_local = model.dims.i_local(tp)
+    if i_local % SHARED_TILE_ROWS:
+        raise SpecError(
+            f"targets: TP {tp} leaves {i_local} shared-expert columns a rank, which is not a multiple of "
+            f"{SHARED_TILE_ROWS} (a shared tile is {SHARED_TILE_ROWS} gate rows and their up rows); drop the degree"
+        )
+
+
+def _check_plans(model: Model) -> None:
+    """Plan every token tile, and some prefill sizes, for each target: what can't be planned can't be declared."""
+    for target in model.targets:
+        for tp, sm_count, tokens, partials in _requests(model, target):
+            device = DeviceFacts.nominal(target.arch, sm_count)
+            for stage, count in (("front", 1), ("tail", partials)):
+                try:
+                    plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=count, device=device)
+                except PlanError as error:
+                    where = f"{stage}, TP {tp}, {tokens} tokens, {count} partials, {target.arch} with {sm_count} SMs"
+                    raise SpecError(f"{where}: {error}") from None
+
+
+def _requests(model: Model, target: Target) -> Iterator[tuple[int, int, int, int]]:
+    rules = model.decode
+    edges = {1, rules.max_tokens, rules.resident_tokens_staged, rules.resident_tokens_long, rules.resident_tokens_short}
+    edges |= set(rules.n_pads) | {n_pad + 1 for n_pad in rules.n_pads}
+    tokens = {t for t in edges if 1 <= t <= rules.max_tokens}
+    if plans_prefill(target.arch):
+        size = rules.max_tokens + 1
+        while size < model.max_tokens:
+            tokens.add(size)
+            size *= 2
+        tokens.add(model.max_tokens)
+    for tp in target.tp_degrees:
+        for sm_count in target.sm_counts:
+            for count in sorted(tokens):
+                for partials in sorted({1, model.max_partials}):
+                    yield tp, sm_count, count, partials
+
+
+def plans_prefill(arch: str) -> bool:
+    """Whether the planner has prefill rules for an architecture."""
+    return architecture(arch).family == "sm100"

@@ -1,0 +1,125 @@
+"""Leaf module: the sections of an export file as strict pydantic models. Bounds here; what fits together in `legality`.
+
+Every field has the name of the field that it becomes in `cakegen.model`, where its meaning is documented.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,47}$")]
+ArchName = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[a-z]?$")]
+TemplatePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(/[A-Za-z0-9_.]+)+$")]
+TokenTile = Annotated[Literal[8, 16, 32, 64, 128], Field(description="the token tiles that kernels are written for")]
+Degree = Annotated[int, Field(ge=1, le=64)]
+SmCount = Annotated[int, Field(ge=1, le=1024)]
+Count = Annotated[int, Field(ge=0, le=2**20)]
+Positive = Annotated[int, Field(ge=1, le=2**20)]
+Percent = Annotated[int, Field(ge=0, le=100)]
+Stages = Annotated[int, Field(ge=1, le=32)]
+GemmTile = Annotated[int, Field(ge=64, le=256, multiple_of=64, description="a tensor-map box has at most 256 rows")]
+# operands are addressed in 32 bits, and a vector of 8 bf16 is 16 bytes
+Width = Annotated[int, Field(ge=64, le=2**17, multiple_of=8)]
+WeightTile = Annotated[int, Field(ge=128, le=128, description="a weight tile is two halves of 64 rows, wgmma's M")]
+ChunkWidth = Annotated[int, Field(ge=64, le=64, description="a chunk's row is 64 bf16: one 128-byte swizzle row")]
+
+
+class Section(BaseModel):
+    """One table of an export file: no unknown key, no conversion, no change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """`[model]`: dimensions in elements, and the constants of the norm and of SiTU."""
+
+    hidden: Width
+    latent: Width
+    experts: Width
+    shared_intermediate: Width
+    norm_eps: Annotated[float, Field(gt=0, lt=1)]
+    situ_beta: Annotated[float, Field(gt=0, le=1e6)]
+    situ_linear_beta: Annotated[float, Field(gt=0, le=1e6)]
+
+
+class RequestsSection(Section):
+    """`[requests]`: the largest request that must resolve to a program."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**20)]
+    max_partials: Annotated[int, Field(ge=1, le=1024)]
+
+
+class TargetSection(Section):
+    """`[[targets]]`: one architecture, its TP degrees, and its SM counts (its known parts where left out)."""
+
+    arch: ArchName
+    tp_degrees: Annotated[tuple[Degree, ...], Field(min_length=1)]
+    sm_counts: Annotated[tuple[SmCount, ...], Field(min_length=1)] | None = None
+
+
+class KernelSection(Section):
+    """`[[kernels]]`: which template writes a kernel family for one family of architectures."""
+
+    name: Name
+    arch_family: Name
+    template: TemplatePath
+
+
+class DecodeSection(Section):
+    """`[decode]`: fields of `cakegen.model.DecodeRules`."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=128, description="the widest token tile has 128 rows")]
+    n_pads: Annotated[tuple[TokenTile, ...], Field(min_length=1)]
+    block_m: WeightTile
+    block_k: ChunkWidth
+    max_stages: Stages
+    barrier_bytes: Annotated[int, Field(ge=1024, le=8192, multiple_of=1024)]
+    flag_bytes: Annotated[int, Field(ge=0, le=8192, multiple_of=1024)]
+    single_landing_bytes: Annotated[int, Field(ge=0, le=65536, multiple_of=1024)]
+    depth2_min_stages_single: Stages
+    depth2_min_stages_pair: Stages
+    alias_n_pad: TokenTile
+    alias_min_chunks: Count
+    staged_max_down_units: Count
+    staged_min_stages: Stages
+    staged_wide_n_pad: TokenTile
+    resident_tokens_staged: Count
+    resident_tokens_long: Count
+    resident_tokens_short: Count
+    resident_min_stages: Stages
+    small_n_pad: Annotated[int, Field(ge=0, le=256)]
+    small_min_stages_plain: Stages
+    issue_ahead: Stages
+    stagger_units: Count
+
+
+class PrefillSection(Section):
+    """`[prefill]`: fields of `cakegen.model.PrefillRules`."""
+
+    block_m: GemmTile
+    block_n: GemmTile
+    block_k: ChunkWidth
+    raster_m_tiles: Positive
+    front_epilogue_iters: Count
+    front_min_saving_percent: Percent
+    front_evict_first_pair_rows: Count
+    narrow_block_n: GemmTile
+    narrow_stages: Stages
+    narrow_min_tp: Degree
+    narrow_tokens: Positive
+    default_stages: Stages
+    short_ring_stages: Stages
+    short_ring_max_tokens: Count
+    short_ring_tp: Degree
+    stream_k_min_chunks: Positive
+    stream_k_min_ipc: Positive
+    stream_k_max_segments: Positive
+    stream_k_segment_cost: Count
+    stream_k_min_saving: Count
+    stream_k_max_remainder_percent: Percent
+    stream_k_full_reuse: Positive
+    fused_norm_min_down_chunks: Count
+    fused_norm_rows_per_cta: Positive
+    norm_rows_per_cta: Positive

@@ -1,0 +1,4 @@
+#pragma once
+// PTX that only the Hopper kernels use. Include the common device preamble first.
+
+/*% include "device/wgmma.cuh" %*/

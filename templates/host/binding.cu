@@ -1,0 +1,84 @@
+// TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
+// tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
+// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+
+#include "${host_common | file_name}"
+
+#include "${(spec.name ~ "_kernel.cu") | file_name}"
+
+namespace {
+
+using cake_host::Expected;
+using cake_host::TensorView;
+
+constexpr const char* kProgram = "${spec.name | ident}";
+
+//% set bf16 = ["kDLBfloat", 16]
+//% set dtypes = {"logits": ["kDLFloat", 32], "counters": ["kDLInt", 32], "wait_record": ["kDLInt", 64]}
+//% set pointers = {"logits": "float*", "counters": "u32*", "wait_record": "u64*"}
+void run(
+//% for kind, name in spec.arg_plan
+//% set last = loop.last
+//% if kind == "tma_buffer"
+    TensorView ${(name ~ "_tiles") | ident}${(")" if last else ",") | code}
+//% elif kind == "buffer"
+    TensorView ${name | ident}${(")" if last else ",") | code}
+//% else
+    int64_t ${name | ident}${(") {" if last else ",") | code}
+//% endif
+//% endfor
+//% set first = spec.arg_plan[0]
+    const int device = ${(first[1] ~ ("_tiles" if first[0] == "tma_buffer" else "")) | ident}.device().device_id;
+    const cake_host::DeviceGuard guard(device, kProgram);
+    const dim3 grid_ctas(
+        cake_host::checked_i32(grid_x, kProgram, "grid_x"),
+        cake_host::checked_i32(grid_y, kProgram, "grid_y"),
+        cake_host::checked_i32(grid_z, kProgram, "grid_z"));
+//% if spec.role == "tail_norm"
+    TVM_FFI_CHECK(grid_x * Cfg::kRowsPerCta >= num_tokens && grid_y == 1 && grid_z == 1, ValueError)
+        << kProgram << ": a grid of (" << grid_x << ", " << grid_y << ", " << grid_z << ") CTAs does not cover "
+        << num_tokens << " rows, " << Cfg::kRowsPerCta << " a CTA";
+//% else
+    TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
+        << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
+        << ", " << grid_z << ")";
+    TVM_FFI_CHECK(num_tokens <= Cfg::kNPad, ValueError)
+        << kProgram << ": takes at most " << Cfg::kNPad << " tokens; got " << num_tokens;
+//% endif
+//% for map in spec.tensor_maps
+    CUtensorMap ${(map.name ~ "_map") | ident} = cake_host::encode_map(
+        ${(map.operand ~ "_tiles") | ident}, device,
+        {${(map.view == "chunks") | boolean}, ${map.box[0] | i32}, ${map.box[1] | i32}, ${map.box[2] | i32}},
+        Expected{kProgram, ${map.operand | string}, kDLBfloat, 16});
+//% endfor
+//% for kind, name in spec.arg_plan
+//% if kind == "buffer"
+//% set dtype = dtypes.get(name, bf16)
+//% set pointer = pointers.get(name, "u16*") | code
+    auto* ${(name ~ "_address") | ident} = static_cast<${pointer}>(cake_host::address_of(
+        ${name | ident}, device, Expected{kProgram, ${name | string}, ${dtype[0] | ident}, ${dtype[1] | i32}}));
+//% elif kind == "parameter"
+    i32 ${(name ~ "_i32") | ident} = cake_host::checked_i32(${name | ident}, kProgram, ${name | string});
+//% endif
+//% endfor
+    void* arguments[] = {
+//% for kind, name in spec.arg_plan
+//% if kind == "tma_buffer"
+        &${(name ~ "_map") | ident},
+//% elif kind == "buffer"
+        &${(name ~ "_address") | ident},
+//% elif kind == "parameter"
+        &${(name ~ "_i32") | ident},
+//% endif
+//% endfor
+    };
+    const cake_host::Attributes attributes{
+        ${spec.launch.block[0] | i32}, ${spec.launch.cluster[0] | i32}, ${spec.launch.cooperative | boolean},
+        ${spec.launch.programmatic | boolean}, ${spec.launch.dynamic_smem_bytes | i32}};
+    const void* kernel = reinterpret_cast<const void*>(&kernel_${spec.name | ident});
+    cake_host::launch(kernel, attributes, grid_ctas, device, arguments, kProgram);
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);

@@ -1,0 +1,267 @@
+// Pipeline of one CTA (a pair splits K; both ranks run this):
+//
+//   producer warp --TMA--> weights + tokens ring --wgmma--> MMA warpgroup --staging--> logits | latent | shared_act
+//        ^                                                        |
+//        +------------------- stage_empty -----------------------+        rank 1 --st.async--> rank 0 (partner_sum)
+//
+// Barriers, each with its arrivals per phase:
+//   stage_full[s]   1: the producer's arrive.expect_tx of kStageBytes; completes when the copies have landed.
+//   stage_empty[s]  4: one lane of each MMA warp, once its wgmmas that read the stage are complete.
+//   partner_sum     1: pre-armed at set-up on rank 0 with the kLandingBytes that rank 1 stores.
+//   ring_drained    4: one lane of each MMA warp of rank 0, on rank 1, before sums may land in the ring.
+
+struct Cfg {
+    static constexpr u32 kProgramId = ${spec.program_id | hex32};
+//% for constant in spec.constants
+    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
+    // ${constant.comment | comment}
+//% endfor
+};
+
+/*% include "kernels/sm90/pair.cuh" %*/
+
+enum class TileClass { kRouter, kLatent, kShared };
+
+// Which weight rows a CTA multiplies. A shared tile has 64 gate rows from `row` on and the matching up rows.
+struct Tile {
+    TileClass kind;
+    u32 row;
+};
+
+__device__ __forceinline__ Tile tile_of(u32 index) {
+    if (index < Cfg::kRouterTiles) {
+        return {TileClass::kRouter, index * Cfg::kBlockM};
+    }
+    if (index < Cfg::kRouterTiles + Cfg::kLatentTiles) {
+        return {TileClass::kLatent, (index - Cfg::kRouterTiles) * Cfg::kBlockM};
+    }
+    return {TileClass::kShared, (index - Cfg::kRouterTiles - Cfg::kLatentTiles) * (Cfg::kBlockM / 2)};
+}
+
+// Ring units of a rank: rank 0 owns [0, kRank0Units), rank 1 the rest.
+__device__ __forceinline__ u32 unit_count(u32 rank) {
+    return rank == 0 ? Cfg::kRank0Units : Cfg::kRank1Units;
+}
+
+__device__ __forceinline__ void load_weights(
+    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map,
+    const Tile& tile, u32 a, u32 chunk, u32 barrier) {
+    if (tile.kind == TileClass::kShared) {
+        tma_load_3d(a, shared_map, 0, tile.row, chunk, barrier);
+        tma_load_3d(a + Cfg::kStageABytes / 2, shared_map, 0, Cfg::kSharedCols + tile.row, chunk, barrier);
+    } else {
+        tma_load_3d(a, tile.kind == TileClass::kRouter ? router_map : latent_map, 0, tile.row, chunk, barrier);
+    }
+}
+
+// One lane streams this CTA's units. Weights do not depend on an earlier launch, tokens do.
+__device__ __forceinline__ void produce(
+    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
+    const Tile& tile, u32 rank, u32 smem, const Watch& watch) {
+    griddepcontrol_wait();
+    const u32 units = unit_count(rank);
+    const u32 first_chunk = rank * Cfg::kRank0Units * Cfg::kChunksPerStage;
+    u32 load_stage = 0;
+    u32 load_phase = 0;
+    for (u32 unit = 0; unit < units; ++unit) {
+        const u32 full = smem + Cfg::kStageFullOffset + load_stage * 8;
+        const u32 a = smem + Cfg::kARingOffset + load_stage * Cfg::kStageABytes;
+        const u32 b = smem + Cfg::kBRingOffset + load_stage * Cfg::kStageBBytes;
+        const u32 chunk = first_chunk + unit * Cfg::kChunksPerStage;
+        mbarrier_wait(smem + Cfg::kStageEmptyOffset + load_stage * 8, load_phase ^ 1, watch);
+        mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+        load_weights(router_map, latent_map, shared_map, tile, a, chunk, full);
+        tma_load_3d(b, x_map, 0, 0, chunk, full);
+        if (++load_stage == Cfg::kNumStages) {
+            load_stage = 0;
+            load_phase ^= 1;
+        }
+    }
+}
+
+// The MMA warpgroup: sums over this CTA's units. A stage is free once the wgmmas of the next one are issued and at
+// most that one group is unfinished.
+__device__ __forceinline__ void accumulate(
+    Accumulators& acc, const Tile& tile, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
+    const bool shared = tile.kind == TileClass::kShared;
+    // A box of a shared tile holds 64 rows of all chunks of a stage; one of another tile 128 rows.
+    const u32 a_half = shared ? Cfg::kStageABytes / 2 : Cfg::kChunkABytes / 2;
+    const u32 a_chunk = shared ? Cfg::kChunkABytes / 2 : Cfg::kChunkABytes;
+    const u32 units = unit_count(rank);
+    u32 stage = 0;
+    u32 phase = 0;
+    u32 previous_empty = 0;
+    wgmma_pin(acc[0]);
+    wgmma_pin(acc[1]);
+#pragma unroll 1
+    for (u32 unit = 0; unit < units; ++unit) {
+        const u32 a = smem + Cfg::kARingOffset + stage * Cfg::kStageABytes;
+        const u32 b = smem + Cfg::kBRingOffset + stage * Cfg::kStageBBytes;
+        mbarrier_wait(smem + Cfg::kStageFullOffset + stage * 8, phase, watch);
+        wgmma_fence();
+#pragma unroll
+        for (u32 chunk = 0; chunk < Cfg::kChunksPerStage; ++chunk) {
+            multiply_chunk(acc, a + chunk * a_chunk, a_half, b + chunk * Cfg::kChunkBBytes);
+        }
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        if (unit > 0 && at.lane == 0) {
+            mbarrier_arrive(previous_empty);
+        }
+        previous_empty = smem + Cfg::kStageEmptyOffset + stage * 8;
+        if (++stage == Cfg::kNumStages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    wgmma_wait_group<0>();
+    wgmma_pin(acc[0]);
+    wgmma_pin(acc[1]);
+}
+
+struct Outputs {
+    float* logits;
+    u16* latent;
+    u16* shared_act;
+    u32 num_tokens;
+    u32 logits_pitch;
+    u32 latent_pitch;
+    u32 shared_act_pitch;
+};
+
+// fp32, unrounded. Four tokens of a quad stand 2 rows apart, so a warp's 32 stores hit 32 banks.
+__device__ __forceinline__ void store_router(
+    const Accumulators& acc, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
+    constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 4);
+    chaos_point(staging);
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+        for (u32 i = 0; i < Cfg::kNPad / 2; ++i) {
+            const u32 row = 64 * half + 16 * at.warp + at.lane / 4 + 8 * ((i >> 1) & 1);
+            const u32 token = 8 * (i >> 2) + 2 * (at.lane % 4) + (i & 1);
+            st_shared_f32(staging + token * kPitch + row * 4, acc[half][i]);
+        }
+    }
+    named_barrier_sync(Cfg::kMmaBarrier, 128);
+    store_staged<Cfg::kBlockM, 4>(
+        staging, at.thread, out.logits, out.logits_pitch, tile.row, Cfg::kRouterCols, out.num_tokens);
+}
+
+__device__ __forceinline__ void store_latent(
+    const Accumulators& acc, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
+    constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 2);
+    stage_bf16(acc[0], at, staging, kPitch, 0);
+    stage_bf16(acc[1], at, staging, kPitch, 64);
+    named_barrier_sync(Cfg::kMmaBarrier, 128);
+    store_staged<Cfg::kBlockM, 2>(
+        staging, at.thread, out.latent, out.latent_pitch, tile.row, Cfg::kLatentCols, out.num_tokens);
+}
+
+// The gate and the up value of one output sit in the same thread and register.
+__device__ __forceinline__ void store_shared(
+    Accumulators& acc, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
+#pragma unroll
+    for (u32 i = 0; i < Cfg::kNPad / 2; ++i) {
+        acc[0][i] = situ(acc[0][i], acc[1][i], Cfg::kSituBeta, Cfg::kSituLinearBeta);
+    }
+    constexpr u32 kPitch = staging_pitch(Cfg::kBlockM / 2 * 2);
+    stage_bf16(acc[0], at, staging, kPitch, 0);
+    named_barrier_sync(Cfg::kMmaBarrier, 128);
+    store_staged<Cfg::kBlockM / 2, 2>(
+        staging, at.thread, out.shared_act, out.shared_act_pitch, tile.row, Cfg::kSharedCols, out.num_tokens);
+}
+
+__device__ __forceinline__ void multiply_and_store(
+    const Tile& tile, u32 rank, u32 smem, const Outputs& out, const Watch& watch) {
+    const Fragment at{threadIdx.x, warp_index(), lane_id()};
+    Accumulators acc = {};
+    accumulate(acc, tile, at, rank, smem, watch);
+    griddepcontrol_launch_dependents();
+//% if spec.value("kClusterCtas") == 2
+    if constexpr (Cfg::kWideWait) {
+        cluster_wait();
+    }
+    if (!combine_pair(acc, at, rank, smem, watch)) {
+        return;
+    }
+//% endif
+    // All MMA warps have drained the ring and read the landing zone: both may be written over. An earlier launch may
+    // still read the outputs until it has completed.
+    named_barrier_sync(Cfg::kMmaBarrier, 128);
+    griddepcontrol_wait();
+    const u32 staging = smem + Cfg::kStagingOffset;
+    if (tile.kind == TileClass::kRouter) {
+        store_router(acc, tile, at, staging, out);
+    } else if (tile.kind == TileClass::kLatent) {
+        store_latent(acc, tile, at, staging, out);
+    } else {
+        store_shared(acc, tile, at, staging, out);
+    }
+}
+
+__device__ __forceinline__ void set_up(
+    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
+    u32 rank, u32 smem) {
+    if (threadIdx.x == Cfg::kProducerWarp * 32) {
+        prefetch_tensormap(router_map);
+        prefetch_tensormap(latent_map);
+        prefetch_tensormap(shared_map);
+        prefetch_tensormap(x_map);
+        for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
+            mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
+            mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
+        }
+        mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
+        mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
+        fence_mbarrier_init();
+//% if spec.value("kClusterCtas") == 2
+        if (rank == 0) {
+            mbarrier_arrive_expect_tx(smem + Cfg::kPartnerSumOffset, Cfg::kLandingBytes);
+        }
+//% endif
+    }
+    __syncthreads();
+//% if spec.value("kClusterCtas") == 2
+    cluster_arrive();
+    if constexpr (!Cfg::kWideWait) {
+        cluster_wait();
+    }
+//% endif
+}
+
+extern "C" __global__ void
+//% if spec.value("kClusterCtas") == 2
+__cluster_dims__(2, 1, 1)
+//% endif
+__launch_bounds__(Cfg::kNumThreads, 1)
+kernel_${spec.name | ident}(
+    const __grid_constant__ TensorMap gate_weight_map,
+    const __grid_constant__ TensorMap down_weight_map,
+    const __grid_constant__ TensorMap shared_gate_up_weight_map,
+    const __grid_constant__ TensorMap x_map,
+    float* logits,
+    u16* latent,
+    u16* shared_act,
+    u64* wait_record,
+    i32 num_tokens,
+    i32 logits_pitch,
+    i32 latent_pitch,
+    i32 shared_act_pitch) {
+    const Watch watch{wait_record, Cfg::kProgramId};
+    const u32 smem = smem_base();
+    const u32 rank = Cfg::kClusterCtas == 2 ? cluster_ctarank() : 0;
+    const Tile tile = tile_of(blockIdx.x / Cfg::kClusterCtas);
+    chaos_begin(wait_record);
+    set_up(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, rank, smem);
+    const u32 warp = warp_index();
+    if (warp < Cfg::kProducerWarp) {
+        const Outputs out{
+            logits, latent, shared_act,
+            static_cast<u32>(num_tokens), static_cast<u32>(logits_pitch),
+            static_cast<u32>(latent_pitch), static_cast<u32>(shared_act_pitch)};
+        multiply_and_store(tile, rank, smem, out, watch);
+    } else if (lane_id() == 0) {
+        produce(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, tile, rank, smem, watch);
+    }
+}

@@ -1,0 +1,214 @@
+#include "${device_common | file_name}"
+#include "${device_family | file_name}"
+
+using namespace cake;
+
+// [T, hidden] x [gate; down; shared gate | up]^T. A pair of CTAs owns a 256 x 256 tile: each its 128 token rows,
+// both the same 256 weight rows, of which each loads half for both. Persistent: cluster c runs items c, c +
+// clusters, ...
+//
+//   producer thread --TMA--> 128 token rows    + 128 of 256 weight rows --multicast--> both CTAs' rings
+//        ^                                                                                  |
+//        +-- stage_empty: 4 warps x 2 warpgroups x 2 CTAs -- 2 MMA warpgroups <-- stage_full (bytes of both halves)
+//                                                                 |
+//                        cut tiles: partials + arrival counters --+--> logits | latent | SiTU -> shared_act
+//
+// Barriers, each with its arrivals per phase:
+//   stage_full[s]   1: the own producer's arrive.expect_tx of kStageBytes, both halves of the weights included.
+//   stage_empty[s]  kEmptyArrivals: one lane of each MMA warp of both CTAs, since both write to the stage.
+
+// Given on the compile line, so that one text serves every TP degree.
+constexpr unsigned kSharedCols = I_LOCAL;  // columns of shared_act: the up rows start there
+constexpr unsigned kNumNTiles = N_TILES;
+constexpr unsigned kSharedTiles = S_TILES;
+
+struct Cfg {
+    static constexpr u32 kProgramId = ${spec.program_id | hex32};
+//% for constant in spec.constants
+    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
+    // ${constant.comment | comment}
+//% endfor
+};
+
+constexpr u32 kNumK = Cfg::kNumK;
+
+/*% include "kernels/sm90/gemm.cuh" %*/
+
+enum class TileClass { kRouter, kLatent, kShared };
+
+// Column class of a tile and its first output column.
+struct Columns {
+    TileClass kind;
+    u32 first;
+};
+
+__device__ __forceinline__ Columns columns_of(u32 n_tile) {
+    constexpr u32 kRouterTiles = kNumNTiles - kSharedTiles - Cfg::kLatentTiles;
+    if (n_tile < kRouterTiles) {
+        return {TileClass::kRouter, n_tile * Cfg::kBlockN};
+    }
+    if (n_tile < kRouterTiles + Cfg::kLatentTiles) {
+        return {TileClass::kLatent, (n_tile - kRouterTiles) * Cfg::kBlockN};
+    }
+    return {TileClass::kShared, (n_tile - kRouterTiles - Cfg::kLatentTiles) * (Cfg::kBlockN / 2)};
+}
+
+struct Maps {
+    const TensorMap& gate;
+    const TensorMap& down;
+    const TensorMap& shared;
+    const TensorMap& x;
+};
+
+// The half of the weight tile that this rank loads: in a shared tile rank 0 takes the gate rows and rank 1 the up
+// rows, so that column c and column c + 128 of the accumulator belong together.
+__device__ __forceinline__ void load_weights(
+    const Maps& maps, const Columns& columns, u32 rank, u32 chunk, u32 destination, u32 full) {
+    const u32 half = rank * (Cfg::kBlockN / 2);
+    if (columns.kind == TileClass::kShared) {
+        const u32 row = columns.first + rank * kSharedCols;
+        tma_load_3d_multicast(destination, maps.shared, 0, row, chunk, full, 3);
+    } else {
+        const TensorMap& map = columns.kind == TileClass::kRouter ? maps.gate : maps.down;
+        tma_load_3d_multicast(destination, map, 0, columns.first + half, chunk, full, 3);
+    }
+}
+
+__device__ __forceinline__ void produce(
+    const Maps& maps, const Split& split, u32 pair_rows, u32 rank, u32 smem, const Watch& watch) {
+    griddepcontrol_wait();
+    WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
+    Ring load;
+    Work work;
+    while (list.next(work)) {
+        const TilePlace place = place_of(work.tile, pair_rows);
+        const Columns columns = columns_of(place.n_tile);
+        const u32 token = (place.pair_row * 2 + rank) * Cfg::kBlockM;
+        for (u32 k = work.k_begin; k < work.k_end; ++k) {
+            const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
+            const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
+            mbarrier_wait_cluster(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
+            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+            tma_load_3d(a, maps.x, 0, token, k, full);
+            load_weights(maps, columns, rank, k, a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes, full);
+            load.advance();
+        }
+    }
+}
+
+struct Outputs {
+    float* logits;
+    u32 logits_pitch;
+    Matrix latent;
+    Matrix shared_act;
+};
+
+// fp32, unrounded, straight from the registers: a quad of lanes writes 32 neighbouring bytes.
+__device__ __forceinline__ void store_router(
+    const Accumulators& acc, const Outputs& out, u32 num_tokens, u32 row, u32 column, const Fragment& at) {
+#pragma unroll
+    for (u32 i = 0; i < Cfg::kBlockN / 2; i += 2) {
+        const u32 token = row + at.lane / 4 + 8 * ((i >> 1) & 1);
+        const u32 expert = column + 8 * (i >> 2) + 2 * (at.lane % 4);
+        if (token < num_tokens && expert < Cfg::kRouterCols) {
+            st_global_v2_f32(out.logits + static_cast<u64>(token) * out.logits_pitch + expert, acc[i], acc[i + 1]);
+        }
+    }
+}
+
+__device__ __forceinline__ void store_tile(
+    Accumulators& acc, const Columns& columns, const Outputs& out, u32 row, const Fragment& at, u32 smem) {
+    if (columns.kind == TileClass::kRouter) {
+        store_router(acc, out, out.latent.rows, row, columns.first, at);
+    } else if (columns.kind == TileClass::kLatent) {
+#pragma unroll
+        for (u32 chunk = 0; chunk < Cfg::kBlockN / 64; ++chunk) {
+            store_rows(acc + 32 * chunk, out.latent, row, columns.first + 64 * chunk, at, smem);
+        }
+    } else {
+        // The up value of a gate value sits 128 columns, so 64 registers, further in the same thread.
+#pragma unroll
+        for (u32 i = 0; i < Cfg::kBlockN / 4; ++i) {
+            acc[i] = situ(acc[i], acc[i + Cfg::kBlockN / 4], Cfg::kSituBeta, Cfg::kSituLinearBeta);
+        }
+#pragma unroll
+        for (u32 chunk = 0; chunk < Cfg::kBlockN / 128; ++chunk) {
+            store_rows(acc + 32 * chunk, out.shared_act, row, columns.first + 64 * chunk, at, smem);
+        }
+    }
+}
+
+__device__ __forceinline__ void multiply_and_store(
+    const Split& split, u32 pair_rows, u32 rank, u32 smem, const Outputs& out, float* partials, u32* counters,
+    const Watch& watch) {
+    const u32 warp = warp_index();
+    const Fragment at{warp / 4, threadIdx.x % 128, warp % 4, lane_id()};
+    // An earlier launch may still read the outputs, or use the partials, until it has completed.
+    griddepcontrol_wait();
+    WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
+    Ring ring;
+    Work work;
+    Accumulators acc;
+    while (list.next(work)) {
+        accumulate(acc, ring, work.k_end - work.k_begin, at, rank, smem, watch);
+        if (work.num_segments > 1 && !finish_segments(acc, work, split, partials, counters, rank, at, smem)) {
+            continue;
+        }
+        const TilePlace place = place_of(work.tile, pair_rows);
+        const u32 row = (place.pair_row * 2 + rank) * Cfg::kBlockM + at.first_row();
+        store_tile(acc, columns_of(place.n_tile), out, row, at, smem);
+    }
+}
+
+extern "C" __global__ void
+__cluster_dims__(2, 1, 1)
+__launch_bounds__(Cfg::kNumThreads, 1)
+kernel_${spec.name | ident}(
+    const __grid_constant__ TensorMap gate_weight_map,
+    const __grid_constant__ TensorMap down_weight_map,
+    const __grid_constant__ TensorMap shared_gate_up_weight_map,
+    const __grid_constant__ TensorMap x_map,
+    float* logits,
+    u16* latent,
+    u16* shared_act,
+    float* partials,
+    u32* counters,
+    u64* wait_record,
+    i32 num_tokens,
+    i32 logits_pitch,
+    i32 latent_pitch,
+    i32 shared_act_pitch,
+    i32 m_tiles,
+    i32 num_items,
+    i32 full_items,
+    i32 sk_ipc,
+    i32 sk_max_seg,
+    i32 sk_total) {
+    const Watch watch{wait_record, Cfg::kProgramId};
+    const u32 smem = smem_base();
+    const u32 rank = cluster_ctarank();
+    const u32 pair_rows = static_cast<u32>(m_tiles) / 2;
+    const u32 rows = num_tokens;
+    const Split split{
+        static_cast<u32>(num_items), static_cast<u32>(full_items), static_cast<u32>(sk_ipc),
+        static_cast<u32>(sk_max_seg), static_cast<u32>(sk_total)};
+    chaos_begin(wait_record);
+    set_up_ring(smem);
+    if (warp_index() < Cfg::kMmaWarps) {
+        setmaxnreg_inc<Cfg::kMmaRegisters>();
+        const Outputs out{
+            logits, static_cast<u32>(logits_pitch),
+            {latent, static_cast<u32>(latent_pitch), Cfg::kLatentCols, rows},
+            {shared_act, static_cast<u32>(shared_act_pitch), kSharedCols, rows}};
+        multiply_and_store(split, pair_rows, rank, smem, out, partials, counters, watch);
+        griddepcontrol_launch_dependents();
+    } else {
+        setmaxnreg_dec<Cfg::kProducerRegisters>();
+        if (threadIdx.x == Cfg::kMmaWarps * 32) {
+            const Maps maps{gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map};
+            produce(maps, split, pair_rows, rank, smem, watch);
+        }
+        warp_sync();
+    }
+    leave_together();
+}

@@ -1,0 +1,264 @@
+// ---- shared by the prefill GEMMs: work list, ring, K loop, sums of segments, bf16 rows ----
+
+// Accumulators of one thread: 64 rows x 256 columns of the warpgroup (see wgmma_m64_k16 for which is which).
+using Accumulators = float[Cfg::kBlockN / 2];
+
+struct Split {
+    u32 num_items;
+    u32 full_items;
+    u32 sk_ipc;
+    u32 sk_max_seg;
+    u32 sk_total;
+};
+
+// K iterations [k_begin, k_end) of one pair tile. A tile of several segments is `cut` in its number among the cut
+// tiles.
+struct Work {
+    u32 tile;
+    u32 k_begin;
+    u32 k_end;
+    u32 cut;
+    u32 segment;
+    u32 num_segments;
+};
+
+// The work of one cluster, in order; every role walks the same list. Item c < full_items is a whole tile; item
+// full_items + j covers iterations [j * sk_ipc, (j + 1) * sk_ipc) of all cut tiles laid end to end, and may cross
+// tiles.
+class WorkList {
+  public:
+    __device__ __forceinline__ WorkList(const Split& split, u32 first, u32 step)
+        : split_(split), item_(first), step_(step) {}
+
+    __device__ __forceinline__ bool next(Work& work) {
+        if (position_ == end_) {
+            if (item_ >= split_.num_items) {
+                return false;
+            }
+            if (item_ < split_.full_items) {
+                work = {item_, 0, kNumK, 0, 0, 1};
+                item_ += step_;
+                return true;
+            }
+            run_ = item_ - split_.full_items;
+            position_ = run_ * split_.sk_ipc;
+            end_ = min(position_ + split_.sk_ipc, split_.sk_total);
+            item_ += step_;
+        }
+        const u32 cut = position_ / kNumK;
+        const u32 k_begin = position_ - cut * kNumK;
+        const u32 k_end = min(kNumK, k_begin + end_ - position_);
+        const u32 first_run = cut * kNumK / split_.sk_ipc;
+        const u32 last_run = (cut * kNumK + kNumK - 1) / split_.sk_ipc;
+        work = {split_.full_items + cut, k_begin, k_end, cut, run_ - first_run, last_run - first_run + 1};
+        position_ += k_end - k_begin;
+        return true;
+    }
+
+  private:
+    Split split_;
+    u32 item_;
+    u32 step_;
+    u32 run_ = 0;
+    u32 position_ = 0;
+    u32 end_ = 0;
+};
+
+// Where a pair tile lies. Raster: groups of kRasterPairRows pair rows; inside a group rows are fastest, so that
+// neighbours in time share a weight tile.
+struct TilePlace {
+    u32 pair_row;
+    u32 n_tile;
+};
+
+__device__ __forceinline__ TilePlace place_of(u32 tile, u32 pair_rows) {
+    const u32 group = tile / (Cfg::kRasterPairRows * kNumNTiles);
+    const u32 first_row = group * Cfg::kRasterPairRows;
+    const u32 rows = min(static_cast<u32>(Cfg::kRasterPairRows), pair_rows - first_row);
+    const u32 inside = tile - first_row * kNumNTiles;
+    return {first_row + inside % rows, inside / rows};
+}
+
+struct Ring {
+    u32 stage = 0;
+    u32 phase = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == Cfg::kNumStages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// The warpgroup's position inside the CTA.
+struct Fragment {
+    u32 group;   // 0 or 1: rows 64 group ..
+    u32 thread;  // 0 to 127
+    u32 warp;    // 0 to 3
+    u32 lane;
+
+    // First of the warp's 16 rows in the CTA's 128.
+    __device__ __forceinline__ u32 first_row() const {
+        return 64 * group + 16 * warp;
+    }
+};
+
+// A stage is free for both CTAs of the pair, since each multicasts half of the weight tile to the other.
+__device__ __forceinline__ void release_stage(u32 smem, u32 stage, u32 rank, u32 lane) {
+    if (lane == 0) {
+        const u32 empty = smem + Cfg::kStageEmptyOffset + stage * 8;
+        mbarrier_arrive(empty);
+        mbarrier_arrive_cluster(mapa(empty, rank ^ 1));
+    }
+}
+
+// Sums `iterations` K blocks of 64. A stage is freed when at most the wgmmas of the next one are unfinished.
+__device__ __forceinline__ void accumulate(
+    Accumulators& acc, Ring& ring, u32 iterations, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
+#pragma unroll
+    for (u32 i = 0; i < Cfg::kBlockN / 2; ++i) {
+        acc[i] = 0.0f;
+    }
+    wgmma_pin(acc);
+    u32 previous = 0;
+#pragma unroll 1
+    for (u32 k = 0; k < iterations; ++k) {
+        const u32 a = smem + Cfg::kStagesOffset + ring.stage * Cfg::kStageBytes + at.group * (64 * 128);
+        const u32 b = smem + Cfg::kStagesOffset + ring.stage * Cfg::kStageBytes + Cfg::kStageABytes;
+        mbarrier_wait_cluster(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
+        wgmma_fence();
+#pragma unroll
+        for (u32 k_bytes = 0; k_bytes < Cfg::kBlockK * 2; k_bytes += 32) {
+            wgmma_m64_k16<Cfg::kBlockN>(acc, wgmma_descriptor(a + k_bytes), wgmma_descriptor(b + k_bytes));
+        }
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        if (k > 0) {
+            release_stage(smem, previous, rank, at.lane);
+        }
+        previous = ring.stage;
+        ring.advance();
+    }
+    wgmma_wait_group<0>();
+    wgmma_pin(acc);
+    release_stage(smem, previous, rank, at.lane);
+}
+
+// One warpgroup's fp32 sums of one segment: 64 rows x 256 columns, quad q of thread t at (q * 128 + t) * 16 bytes.
+__device__ __forceinline__ float* partial_slot(
+    float* partials, const Split& split, u32 cut, u32 segment, u32 rank, const Fragment& at) {
+    const u64 slot = ((static_cast<u64>(cut) * split.sk_max_seg + segment) * 2 + rank) * 2 + at.group;
+    return partials + slot * (64 * Cfg::kBlockN) + at.thread * 4;
+}
+
+// The end of a segment of a cut tile: hands its sums over, and on the last arrival adds all segments in their order.
+// False: another CTA finishes the tile. Nobody waits. The counter returns to 0 for the next launch.
+__device__ __forceinline__ bool finish_segments(
+    Accumulators& acc, const Work& work, const Split& split, float* partials, u32* counters, u32 rank,
+    const Fragment& at, u32 smem) {
+    constexpr u32 kQuads = Cfg::kBlockN / 8;
+    float* own = partial_slot(partials, split, work.cut, work.segment, rank, at);
+#pragma unroll
+    for (u32 q = 0; q < kQuads; ++q) {
+        const Vec4 quad{
+            float_to_bits(acc[4 * q]), float_to_bits(acc[4 * q + 1]),
+            float_to_bits(acc[4 * q + 2]), float_to_bits(acc[4 * q + 3])};
+        st_global_v4(own + q * 512, quad);
+    }
+    // All sums of the warpgroup happen before its one arrival (PTX ISA 8.8, causality order through the barrier).
+    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
+    const u32 arrivals = smem + Cfg::kArrivalsOffset + at.group * 16;
+    if (at.thread == 0) {
+        u32* counter = counters + (work.cut * 2 + rank) * 2 + at.group;
+        const u32 before = atomic_add_acq_rel_gpu(counter, 1);
+        if (before == work.num_segments - 1) {
+            st_relaxed_gpu(counter, 0);
+        }
+        st_shared_v4(arrivals, Vec4{before, 0, 0, 0});
+    }
+    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
+    const bool last = ld_shared_v4(arrivals).x == work.num_segments - 1;
+    // The word is read by all before the next segment writes it.
+    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
+    if (!last) {
+        return false;
+    }
+#pragma unroll
+    for (u32 i = 0; i < Cfg::kBlockN / 2; ++i) {
+        acc[i] = 0.0f;
+    }
+#pragma unroll 1
+    for (u32 segment = 0; segment < work.num_segments; ++segment) {
+        const float* source = partial_slot(partials, split, work.cut, segment, rank, at);
+#pragma unroll
+        for (u32 q = 0; q < kQuads; ++q) {
+            const Vec4 quad = ld_global_v4(source + q * 512);
+            acc[4 * q] += bits_to_float(quad.x);
+            acc[4 * q + 1] += bits_to_float(quad.y);
+            acc[4 * q + 2] += bits_to_float(quad.z);
+            acc[4 * q + 3] += bits_to_float(quad.w);
+        }
+    }
+    return true;
+}
+
+// A bf16 output matrix with a row pitch in elements.
+struct Matrix {
+    u16* base;
+    u32 pitch;
+    u32 cols;
+    u32 rows;
+};
+
+// Stores 16 rows x 64 columns of one warp, rounded to bf16: through its own slab of shared memory, so that a row
+// leaves as eight neighbouring 16-byte stores. `sums` holds the warp's fragment of these columns; rows and columns
+// past the matrix are dropped.
+__device__ __forceinline__ void store_rows(
+    const float* sums, const Matrix& out, u32 row, u32 column, const Fragment& at, u32 smem) {
+    constexpr u32 kPitch = 64 * 2 + 16;  // 16 bytes more than a row: 8 rows of a matrix hit all banks
+    const u32 slab = smem + Cfg::kStagingOffset + (at.group * 4 + at.warp) * (16 * kPitch);
+    const u32 matrix = at.lane / 8;
+    const u32 row_address = slab + (8 * (matrix % 2) + at.lane % 8) * kPitch + matrix / 2 * 16;
+    warp_sync();
+#pragma unroll
+    for (u32 i = 0; i < 32; i += 8) {
+        stmatrix_x4(
+            row_address + 4 * i,
+            cvt_rn_bf16x2(sums[i + 1], sums[i]),
+            cvt_rn_bf16x2(sums[i + 3], sums[i + 2]),
+            cvt_rn_bf16x2(sums[i + 5], sums[i + 4]),
+            cvt_rn_bf16x2(sums[i + 7], sums[i + 6]));
+    }
+    warp_sync();
+    chaos_point(slab);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 inner_row = i * 4 + at.lane / 8;
+        const u32 first = column + at.lane % 8 * 8;
+        if (row + inner_row < out.rows && first < out.cols) {
+            const Vec4 value = ld_shared_v4(slab + inner_row * kPitch + at.lane % 8 * 16);
+            st_global_v4(out.base + static_cast<u64>(row + inner_row) * out.pitch + first, value);
+        }
+    }
+}
+
+// Barriers of the ring, and the pair in step: no CTA may write to its partner before the partner has them.
+__device__ __forceinline__ void set_up_ring(u32 smem) {
+    if (threadIdx.x == 0) {
+        for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
+            mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
+            mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, Cfg::kEmptyArrivals);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    cluster_arrive();
+    cluster_wait();
+}
+
+// The partner may still multicast to this CTA's shared memory or arrive at its barriers until it has finished too.
+__device__ __forceinline__ void leave_together() {
+    cluster_arrive();
+    cluster_wait();
+}

@@ -1,0 +1,98 @@
+// ---- RMSNorm of one row by one warp: the bits of y are defined, see the export's README ----
+
+// A lane owns the 16-byte vectors lane + 32 v of a row.
+struct RowVectors {
+    u32 pairs[Cfg::kVectorsPerLane][4];
+};
+
+__device__ __forceinline__ bool owns_vector(u32 lane, u32 v) {
+    return Cfg::kRowVectors % 32 == 0 || lane + 32 * v < Cfg::kRowVectors;
+}
+
+__device__ __forceinline__ RowVectors load_vectors(const u16* row, u32 lane) {
+    RowVectors loaded;
+#pragma unroll
+    for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+        const Vec4 words = owns_vector(lane, v) ? ld_global_v4(row + (lane + 32 * v) * 8) : Vec4{0, 0, 0, 0};
+        loaded.pairs[v][0] = words.x;
+        loaded.pairs[v][1] = words.y;
+        loaded.pairs[v][2] = words.z;
+        loaded.pairs[v][3] = words.w;
+    }
+    return loaded;
+}
+
+// Adds the partials p = 1, 2, ... to partial 0 in fp32, in that order, and rounds once to bf16. `row` is partial 0's.
+__device__ __forceinline__ RowVectors add_partials(
+    const RowVectors& first, const u16* row, u32 lane, u32 num_partials, u32 partial_stride) {
+    float sums[Cfg::kVectorsPerLane][8];
+#pragma unroll
+    for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+#pragma unroll
+        for (u32 word = 0; word < 4; ++word) {
+            sums[v][2 * word] = bf16_low(first.pairs[v][word]);
+            sums[v][2 * word + 1] = bf16_high(first.pairs[v][word]);
+        }
+    }
+#pragma unroll 1
+    for (u32 partial = 1; partial < num_partials; ++partial) {
+        const RowVectors next = load_vectors(row + static_cast<u64>(partial) * partial_stride, lane);
+#pragma unroll
+        for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+#pragma unroll
+            for (u32 word = 0; word < 4; ++word) {
+                sums[v][2 * word] += bf16_low(next.pairs[v][word]);
+                sums[v][2 * word + 1] += bf16_high(next.pairs[v][word]);
+            }
+        }
+    }
+    RowVectors rounded;
+#pragma unroll
+    for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+#pragma unroll
+        for (u32 word = 0; word < 4; ++word) {
+            rounded.pairs[v][word] = cvt_rn_bf16x2(sums[v][2 * word + 1], sums[v][2 * word]);
+        }
+    }
+    return rounded;
+}
+
+// The bf16 sum of a row's partials. A single partial is bf16 already.
+__device__ __forceinline__ RowVectors sum_partials(const u16* row, u32 lane, u32 num_partials, u32 partial_stride) {
+    const RowVectors first = load_vectors(row, lane);
+    return num_partials == 1 ? first : add_partials(first, row, lane, num_partials, partial_stride);
+}
+
+// 1 / sqrt(mean of squares + eps), with IEEE division and root. A lane adds its squares in ascending order (a bf16
+// squared is exact in fp32), then the 32 sums meet in a butterfly.
+__device__ __forceinline__ float reciprocal_norm(const RowVectors& row) {
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+#pragma unroll
+        for (u32 word = 0; word < 4; ++word) {
+            const float low = bf16_low(row.pairs[v][word]);
+            const float high = bf16_high(row.pairs[v][word]);
+            squares = fmaf(low, low, squares);
+            squares = fmaf(high, high, squares);
+        }
+    }
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) {
+        squares += shuffle_xor(squares, mask);
+    }
+    return div_rn(1.0f, sqrt_rn(div_rn(squares, static_cast<float>(Cfg::kLatentCols)) + Cfg::kNormEps));
+}
+
+// y = bf16(weight * bf16(r * scale)) for one vector.
+__device__ __forceinline__ Vec4 scale_vector(const u32 (&pairs)[4], const Vec4& weight, float scale) {
+    const u32 weights[4] = {weight.x, weight.y, weight.z, weight.w};
+    u32 scaled[4];
+#pragma unroll
+    for (u32 word = 0; word < 4; ++word) {
+        const u32 unit = cvt_rn_bf16x2(bf16_high(pairs[word]) * scale, bf16_low(pairs[word]) * scale);
+        scaled[word] = cvt_rn_bf16x2(
+            bf16_high(weights[word]) * bf16_high(unit), bf16_low(weights[word]) * bf16_low(unit));
+    }
+    return Vec4{scaled[0], scaled[1], scaled[2], scaled[3]};
+}

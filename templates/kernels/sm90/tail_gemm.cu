@@ -1,0 +1,157 @@
+#include "${device_common | file_name}"
+#include "${device_family | file_name}"
+
+using namespace cake;
+
+// [shared_act | y] x [shared_down | up slice]^T. A pair of CTAs owns a 256 x 256 tile: each its 128 token rows, both
+// the same 256 weight rows, of which each loads half for both. K runs over the shared-down blocks first: they do not
+// need y, so a programmatic launch overlaps them with the norm. Persistent: cluster c runs items c, c + clusters,
+// ...
+//
+//   producer thread --TMA--> 128 token rows    + 128 of 256 weight rows --multicast--> both CTAs' rings
+//        ^                                                                                  |
+//        +-- stage_empty: 4 warps x 2 warpgroups x 2 CTAs -- 2 MMA warpgroups <-- stage_full (bytes of both halves)
+//                                                                 |
+//                        cut tiles: partials + arrival counters --+--> out
+//
+// Barriers, each with its arrivals per phase:
+//   stage_full[s]   1: the own producer's arrive.expect_tx of kStageBytes, both halves of the weights included.
+//   stage_empty[s]  kEmptyArrivals: one lane of each MMA warp of both CTAs, since both write to the stage.
+
+// Given on the compile line, so that one text serves every TP degree.
+constexpr unsigned kDownBlocks = K2_ITERS;
+constexpr unsigned kNumK = NUM_K_ITERS;
+static_assert(K1_ITERS + K2_ITERS == NUM_K_ITERS, "up and down blocks make up K");
+
+struct Cfg {
+    static constexpr u32 kProgramId = ${spec.program_id | hex32};
+//% for constant in spec.constants
+    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
+    // ${constant.comment | comment}
+//% endfor
+};
+
+constexpr u32 kNumNTiles = Cfg::kNumNTiles;
+
+/*% include "kernels/sm90/gemm.cuh" %*/
+
+struct Maps {
+    const TensorMap& shared_down;
+    const TensorMap& up;
+    const TensorMap& shared_act;
+    const TensorMap& y;
+};
+
+// The token rows and this rank's half of the weight rows of one K block.
+__device__ __forceinline__ void load_block(
+    const Maps& maps, u32 k, u32 token, u32 weight_row, u32 up_col0, u32 a, u32 b, u32 full) {
+    if (k < kDownBlocks) {
+        tma_load_3d(a, maps.shared_act, 0, token, k, full);
+        tma_load_3d_multicast(b, maps.shared_down, 0, weight_row, k, full, 3);
+        return;
+    }
+    // A ragged slice is a map over columns that ends at the slice: the rest of its last block arrives as zeros.
+    const u32 block = k - kDownBlocks;
+    const u32 column = Cfg::kUpRagged ? up_col0 + block * Cfg::kBlockK : 0;
+    const u32 chunk = Cfg::kUpRagged ? 0 : up_col0 / Cfg::kBlockK + block;
+    tma_load_3d(a, maps.y, column, token, chunk, full);
+    tma_load_3d_multicast(b, maps.up, column, weight_row, chunk, full, 3);
+}
+
+__device__ __forceinline__ void produce(
+    const Maps& maps, const Split& split, u32 pair_rows, u32 up_col0, u32 rank, u32 smem, const Watch& watch) {
+    WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
+    Ring load;
+    Work work;
+    bool norm_done = false;
+    while (list.next(work)) {
+        const TilePlace place = place_of(work.tile, pair_rows);
+        const u32 token = (place.pair_row * 2 + rank) * Cfg::kBlockM;
+        const u32 weight_row = place.n_tile * Cfg::kBlockN + rank * (Cfg::kBlockN / 2);
+        for (u32 k = work.k_begin; k < work.k_end; ++k) {
+            if (!norm_done && k >= kDownBlocks) {
+                // y is the norm's: its launch must have completed.
+                griddepcontrol_wait();
+                norm_done = true;
+            }
+            const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
+            const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
+            const u32 b = a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes;
+            mbarrier_wait_cluster(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
+            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+            load_block(maps, k, token, weight_row, up_col0, a, b, full);
+            load.advance();
+        }
+    }
+}
+
+__device__ __forceinline__ void multiply_and_store(
+    const Split& split, u32 pair_rows, u32 rank, u32 smem, const Matrix& out, float* partials, u32* counters,
+    const Watch& watch) {
+    const u32 warp = warp_index();
+    const Fragment at{warp / 4, threadIdx.x % 128, warp % 4, lane_id()};
+    WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
+    Ring ring;
+    Work work;
+    Accumulators acc;
+    while (list.next(work)) {
+        accumulate(acc, ring, work.k_end - work.k_begin, at, rank, smem, watch);
+        // An earlier launch may still read `out`, or use the partials, until it has completed.
+        griddepcontrol_wait();
+        if (work.num_segments > 1 && !finish_segments(acc, work, split, partials, counters, rank, at, smem)) {
+            continue;
+        }
+        const TilePlace place = place_of(work.tile, pair_rows);
+        const u32 row = (place.pair_row * 2 + rank) * Cfg::kBlockM + at.first_row();
+#pragma unroll
+        for (u32 chunk = 0; chunk < Cfg::kBlockN / 64; ++chunk) {
+            store_rows(acc + 32 * chunk, out, row, place.n_tile * Cfg::kBlockN + 64 * chunk, at, smem);
+        }
+    }
+}
+
+extern "C" __global__ void
+__cluster_dims__(2, 1, 1)
+__launch_bounds__(Cfg::kNumThreads, 1)
+kernel_${spec.name | ident}(
+    const __grid_constant__ TensorMap shared_down_weight_map,
+    const __grid_constant__ TensorMap up_weight_map,
+    const __grid_constant__ TensorMap shared_act_map,
+    const __grid_constant__ TensorMap y_workspace_map,
+    u16* out,
+    float* partials,
+    u32* counters,
+    u64* wait_record,
+    i32 num_tokens,
+    i32 out_pitch,
+    i32 up_col0,
+    i32 m_tiles,
+    i32 num_items,
+    i32 full_items,
+    i32 sk_ipc,
+    i32 sk_max_seg,
+    i32 sk_total) {
+    const Watch watch{wait_record, Cfg::kProgramId};
+    const u32 smem = smem_base();
+    const u32 rank = cluster_ctarank();
+    const u32 pair_rows = static_cast<u32>(m_tiles) / 2;
+    const Split split{
+        static_cast<u32>(num_items), static_cast<u32>(full_items), static_cast<u32>(sk_ipc),
+        static_cast<u32>(sk_max_seg), static_cast<u32>(sk_total)};
+    chaos_begin(wait_record);
+    set_up_ring(smem);
+    if (warp_index() < Cfg::kMmaWarps) {
+        setmaxnreg_inc<Cfg::kMmaRegisters>();
+        const Matrix matrix{out, static_cast<u32>(out_pitch), Cfg::kOutCols, static_cast<u32>(num_tokens)};
+        multiply_and_store(split, pair_rows, rank, smem, matrix, partials, counters, watch);
+        griddepcontrol_launch_dependents();
+    } else {
+        setmaxnreg_dec<Cfg::kProducerRegisters>();
+        if (threadIdx.x == Cfg::kMmaWarps * 32) {
+            const Maps maps{shared_down_weight_map, up_weight_map, shared_act_map, y_workspace_map};
+            produce(maps, split, pair_rows, static_cast<u32>(up_col0), rank, smem, watch);
+        }
+        warp_sync();
+    }
+    leave_together();
+}

@@ -1,0 +1,52 @@
+#include "${device_common | file_name}"
+
+using namespace cake;
+
+// One warp normalises one row: kRowsPerCta rows a CTA, no shared memory. y [T, kLatentCols] bf16 in global memory is
+// read by the launch that follows in the stream.
+
+struct Cfg {
+    static constexpr u32 kProgramId = ${spec.program_id | hex32};
+//% for constant in spec.constants
+    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
+    // ${constant.comment | comment}
+//% endfor
+};
+
+/*% include "kernels/sm90/norm_row.cuh" %*/
+
+extern "C" __global__ void
+__launch_bounds__(Cfg::kNumThreads)
+kernel_${spec.name | ident}(
+    const u16* routed,
+    const u16* norm_weight,
+    u16* y_workspace,
+    u64* wait_record,
+    i32 num_tokens,
+    i32 num_partials,
+    i32 routed_pitch,
+    i32 routed_partial_stride,
+    i32 y_pitch) {
+    const u32 lane = lane_id();
+    const u32 row = blockIdx.x * Cfg::kRowsPerCta + warp_index();
+    if constexpr (Cfg::kEarlyTrigger) {
+        griddepcontrol_launch_dependents();
+    }
+    griddepcontrol_wait();
+    if (row < static_cast<u32>(num_tokens)) {
+        const u16* source = routed + static_cast<u64>(row) * routed_pitch;
+        u16* y = y_workspace + static_cast<u64>(row) * y_pitch;
+        const RowVectors rounded = sum_partials(source, lane, num_partials, routed_partial_stride);
+        const float scale = reciprocal_norm(rounded);
+#pragma unroll
+        for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+            if (owns_vector(lane, v)) {
+                const u32 column = (lane + 32 * v) * 8;
+                st_global_v4(y + column, scale_vector(rounded.pairs[v], ld_global_v4(norm_weight + column), scale));
+            }
+        }
+    }
+    if constexpr (!Cfg::kEarlyTrigger) {
+        griddepcontrol_launch_dependents();
+    }
+}

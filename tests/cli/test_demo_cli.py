@@ -1,0 +1,83 @@
+"""`cakegen demo`: it says what ran and what did not, and a wrong result is an error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from click.testing import CliRunner
+from models import kimi_k3_model
+
+from cakegen.cli import demo
+from cakegen.cli.main import main
+from cakegen.registry import load_registry
+from cakegen.runtime.reference import reference_front, reference_tail
+
+DIMS = kimi_k3_model().dims
+TP = 16
+
+
+@pytest.fixture(scope="module")
+def operands() -> demo.Operands:
+    return demo.make_operands(TP, 2, "cpu")
+
+
+@pytest.fixture(scope="module")
+def outputs(operands: demo.Operands) -> demo.Outputs:
+    """What the reference gives, rounded as the contract says."""
+    weights = (operands.gate_weight, operands.down_weight, operands.shared_gate_up_weight)
+    logits, latent, shared_act = reference_front(DIMS, operands.x, *weights)
+    of_tail = (operands.routed, operands.norm_weight, operands.up_weight, shared_act, operands.shared_down_weight)
+    y, out = reference_tail(DIMS, *of_tail, tp=TP, rank=0)
+    return demo.Outputs(logits, latent, shared_act, y, out)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, where the demo launches")
+def test_demo_without_a_gpu_compiles_everything_and_says_what_it_did_not_run() -> None:
+    result = CliRunner().invoke(main, ["demo", "--tokens", "1"])
+    assert result.exit_code == 0, result.output
+    count = len(set(load_registry(demo.EXPORT).kernels.values()))
+    assert f"{count} of {count} programs" in result.stdout
+    assert "T   1: largest error against fp64: y bit for bit" in result.stdout
+    assert "NOT RUN: no generated program was launched, since torch" in result.stdout
+
+
+def test_why_nothing_launches_tells_a_missing_gpu_from_an_unsupported_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = load_registry(demo.EXPORT)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "built without CUDA" in str(demo.why_nothing_launches(registry))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "finds no CUDA device" in str(demo.why_nothing_launches(registry))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    assert "Some GPU: compute capability 8.9 is not supported" in str(demo.why_nothing_launches(registry))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert demo.why_nothing_launches(registry) is None
+
+
+def test_right_results_are_accepted(operands: demo.Operands, outputs: demo.Outputs) -> None:
+    errors, problems = demo.compare_with_fp64(operands, outputs, DIMS, TP)
+    assert problems == []
+    assert errors.startswith("y bit for bit, logits ")
+
+
+@pytest.mark.parametrize(
+    ("field", "shift"), [("logits", 1e-2), ("latent", 0.5), ("shared_act", 0.5), ("out", 0.5), ("y_workspace", 0.5)]
+)
+def test_one_wrong_value_is_a_problem(operands: demo.Operands, outputs: demo.Outputs, field: str, shift: float) -> None:
+    wrong = getattr(outputs, field).clone()
+    wrong[1, 7] += shift
+    _, problems = demo.compare_with_fp64(operands, replace(outputs, **{field: wrong}), DIMS, TP)
+    # the tail's reference reads the shared activations that the front wrote, so a wrong one shows in `out` as well
+    assert problems[0].startswith("y differs" if field == "y_workspace" else f"{field} is outside")
+
+
+def test_nan_is_a_problem(operands: demo.Operands, outputs: demo.Outputs) -> None:
+    out = outputs.out.clone()
+    out[0, 0] = float("nan")
+    _, problems = demo.compare_with_fp64(operands, replace(outputs, out=out), DIMS, TP)
+    assert problems == ["out is outside atol = rtol = 0.01"]

@@ -1,0 +1,186 @@
+"""`cakegen export`, `list` and `show`, and the group that holds the commands."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cakegen import __version__, paths
+from cakegen.cli import main as cli
+from cakegen.cli.main import main
+from cakegen.registry import load_registry
+
+TINY = "tiny_latent_moe"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small export's tree."""
+    folder = tmp_path_factory.mktemp("trees")
+    result = run("export", TINY, "--dest", folder)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_export_writes_a_tree_that_check_accepts(trees: Path) -> None:
+    assert len(load_registry(trees / TINY).programs) > 20
+    result = run("export", TINY, "--check", "--dest", trees)
+    assert result.exit_code == 0
+    assert "0 changed" in result.output
+    assert "0 stale" in result.output
+
+
+def test_check_reports_hand_edit_and_writes_nothing(trees: Path, tmp_path: Path) -> None:
+    shutil.copytree(trees / TINY, tmp_path / TINY)
+    edited = next((tmp_path / TINY).rglob("*_kernel.cu"))
+    edited.write_text(edited.read_text() + "// mine\n")
+    before = edited.read_bytes()
+    result = run("export", TINY, "--check", "--dest", tmp_path)
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "1 changed" in result.stderr
+    assert f"edited by hand   {edited.relative_to(tmp_path / TINY).as_posix()}" in result.stderr
+    assert f"`cakegen export {TINY} --dest {tmp_path}`" in result.stderr
+    assert edited.read_bytes() == before
+
+
+def test_check_of_all_reports_every_tree(tmp_path: Path) -> None:
+    result = run("export", "--check", "--dest", tmp_path)
+    assert result.exit_code == 1
+    for file in paths.exports_root().glob("*/export.toml"):
+        assert f"{tmp_path / file.parent.name}: " in result.stderr
+
+
+def test_check_reports_tree_without_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trees: Path) -> None:
+    shutil.copytree(trees / TINY, tmp_path / "gone")
+    monkeypatch.setattr(paths, "generated_root", lambda: tmp_path)
+    monkeypatch.setattr(paths, "exports_root", lambda: tmp_path / "none")
+    result = run("export", "--check")
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'gone'}: stale, no export declares it" in result.stderr
+
+
+def test_export_takes_the_path_of_a_file(tmp_path: Path, trees: Path) -> None:
+    file = tmp_path / "any.toml"
+    shutil.copy(paths.exports_root() / TINY / "export.toml", file)
+    assert run("export", file, "--dest", tmp_path).exit_code == 0
+    for path in trees.rglob("*"):
+        if path.is_file():
+            assert (tmp_path / path.relative_to(trees)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("export", "nope"), "no export 'nope'; there is: kimi_k3_latent_moe, tiny_latent_moe"),
+        (("export", "nope.toml"), "nope.toml: No such file"),
+        (("list", "--export", "nope"), "no registry there"),
+        (("list", "--arch", "sm_80"), "'sm_80' is not supported"),
+    ],
+)
+def test_error_is_one_message_without_traceback(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("cakegen: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.output + result.stderr
+
+
+def test_installed_package_never_writes_into_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "is_checkout", lambda: False)
+    result = run("export", TINY)
+    assert result.exit_code == 1
+    assert "--dest DIR" in result.stderr
+
+
+def test_name_must_be_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    shutil.copy(paths.exports_root() / TINY / "export.toml", tmp_path / "other")
+    monkeypatch.setattr(paths, "exports_root", lambda: tmp_path)
+    result = run("export", "other", "--dest", tmp_path)
+    assert result.exit_code == 1
+    assert f"other/export.toml: name = '{TINY}'; it must be its folder's name" in result.stderr
+
+
+def test_list_prints_every_key_once(trees: Path) -> None:
+    registry = load_registry(trees / TINY)
+    lines = run("list", "--export", trees / TINY).output.splitlines()
+    rows = [line.split("\t") for line in lines[1:-1]]
+    assert {row[0]: row[3] for row in rows} == registry.kernels
+    assert len(rows) == len(registry.kernels)
+    assert lines[-1].startswith(f"{len(rows)} keys, {len(registry.programs)} programs")
+
+
+def test_list_filters_by_architecture(trees: Path) -> None:
+    for arch in ("sm_90a", "sm_100a"):
+        keys = {k for k, name in load_registry(trees / TINY).kernels.items()
+                if arch in load_registry(trees / TINY).programs[name].arches}  # fmt: skip
+        lines = run("list", "--export", trees / TINY, "--arch", arch).output.splitlines()
+        assert {line.split("\t")[0] for line in lines[1:-1]} == keys
+
+
+def test_show_explains_key_and_program_alike(trees: Path) -> None:
+    registry = load_registry(trees / TINY)
+    key = next(key for key, name in registry.kernels.items() if registry.programs[name].role == "decode_tail")
+    by_key = run("show", key, "--export", trees / TINY)
+    assert by_key.exit_code == 0, by_key.stderr
+    assert by_key.output == run("show", registry.kernels[key], "--export", trees / TINY).output
+    heads = [line for line in by_key.output.splitlines() if line and line[0] != " "]
+    assert heads == ["declared:", "plan:", "source:", "launch:"]
+    program = registry.program(key)
+    for text in (
+        key,
+        program.kernel_symbol,
+        program.kernel_source,
+        "num_stages = ",
+        "reached by tail TP",
+        "more lines",
+    ):
+        assert text in by_key.output
+    for barrier, count in program.barriers:
+        assert f"barrier {barrier}: {count}" in by_key.output
+
+
+def test_show_source_prints_all_of_it(trees: Path) -> None:
+    registry = load_registry(trees / TINY)
+    key = next(iter(registry.kernels))
+    output = run("show", key, "--export", trees / TINY, "--source").output
+    for line in registry.read(registry.program(key).kernel_source).splitlines():
+        assert f"  {line}".rstrip() in output
+
+
+def test_show_names_the_nearest_key(trees: Path) -> None:
+    key = next(iter(load_registry(trees / TINY).kernels))
+    result = run("show", key[:-2], "--export", trees / TINY)
+    assert result.exit_code == 1
+    assert "the nearest: " in result.stderr
+    assert key in result.stderr
+
+
+def test_command_that_can_not_be_loaded_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "plan", "cakegen.cli.absent:plan_command")
+    listing = run("--help")
+    assert listing.exit_code == 0
+    assert "can't be loaded: No module named 'cakegen.cli.absent'" in " ".join(listing.output.split())
+    assert run("plan").exit_code == 1
+    assert run("--version").output == f"{__version__}\n"
+
+
+def test_listing_commands_loads_no_heavy_package() -> None:
+    code = (
+        "import sys\nfrom cakegen.cli.main import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "print(sorted({'torch', 'pydantic', 'jinja2', 'cuda', 'numpy'} & set(sys.modules)))"
+    )
+    root = str(Path(paths.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

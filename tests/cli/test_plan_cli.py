@@ -1,0 +1,120 @@
+"""`cakegen plan`: what it prints for one request, for a range, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import click.testing
+import pytest
+
+from cakegen.cli.plan import parse_tokens, plan_command
+from cakegen.errors import PlanError
+from models import kimi_k3_model
+
+B200 = ("--sm-count", "148", "--arch", "sm_100a")
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A registry that holds the product's model; the names that were asked for."""
+    asked: list[str] = []
+
+    def load_registry(export: str) -> SimpleNamespace:
+        asked.append(export)
+        return SimpleNamespace(model=kimi_k3_model())
+
+    monkeypatch.setattr("cakegen.registry.load_registry", load_registry)
+    return asked
+
+
+def run(*arguments: str) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(plan_command, arguments)
+
+
+def test_plan_prints_key_grid_and_rules(registry: list[str]) -> None:
+    result = run("--stage", "tail", "--tp", "8", "--tokens", "16", "--partials", "1", *B200)
+    assert result.exit_code == 0, result.output
+    symbol = "kimi_k3_latent_moe_decode_g112_n16_r5_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_sb_rs_np_st2_ww"
+    assert f"launch 1: decode:{symbol}\n" in result.output
+    assert "grid_ctas   112 x 1 x 1\n" in result.output
+    assert "smem        232448 of 232448 bytes\n" in result.output
+    assert "130048 resident) // 18432 bytes a stage = 5, at most 12" in result.output
+    assert registry == ["kimi_k3_latent_moe"]
+
+
+def test_plan_prints_prefill_parameters() -> None:
+    result = run("--stage", "tail", "--tp", "1", "--tokens", "1024", *B200)
+    assert "launch 1: tail_norm:e1\n" in result.output
+    assert "launch 2: tail_gemm:tp1e0f0t1\n" in result.output
+    expected = "m_tiles=8 num_items=148 full_items=74 sk_ipc=79 sk_max_seg=3 sk_total=5776"
+    assert f"parameters  {expected}\n" in result.output
+
+
+def test_plan_folds_equal_neighbours_into_one_row() -> None:
+    result = run("--stage", "tail", "--tp", "8", "--tokens", "1:600", *B200)
+    rows = [line.split() for line in result.output.splitlines()[1:] if not line.startswith(" " * 14)]
+    spans = [row[0] for row in rows]
+    assert spans == ["1:8", "9:16", "17:32", "33:64", "65:128", "129:256", "257:511", "512", "513:600"]
+    assert "tail_norm:e0  [65 x 1 x 1 … 128 x 1 x 1]" in result.output
+
+
+def test_plan_json_has_one_exact_object_a_line() -> None:
+    result = run("--stage", "front", "--tp", "8", "--tokens", "128:129", "--partials", "3", "--json", *B200)
+    decode, prefill = (json.loads(line) for line in result.output.splitlines())
+    request = {"stage": "front", "tp": 8, "partials": 3, "arch": "sm_100a", "sm_count": 148}
+    key = "decode:kimi_k3_latent_moe_decode_g94_n128_r7_d1_p0_w0_t7_28_12_k112_0_o3584_c2_la"
+    assert decode == {
+        **request,
+        "tokens": 128,
+        "launches": [{"key": key, "grid_ctas": [94, 1, 1], "parameters": {}}],
+    }
+    parameters = {
+        "m_tiles": 2,
+        "num_items": 48,
+        "full_items": 0,
+        "sk_ipc": 56,
+        "sk_max_seg": 2,
+        "sk_total": 2688,
+    }
+    assert prefill == {
+        **request,
+        "tokens": 129,
+        "launches": [{"key": "front:i768e1", "grid_ctas": [96, 1, 1], "parameters": parameters}],
+    }
+
+
+@pytest.mark.parametrize("stage", ["front", "tail"])
+def test_plan_of_every_token_count_takes_under_ten_seconds(stage: str) -> None:
+    start = time.perf_counter()
+    result = run("--stage", stage, "--tp", "1", "--tokens", "1:16384", "--json", *B200)
+    assert time.perf_counter() - start < 10
+    assert len(result.output.splitlines()) == 16384
+
+
+def test_plan_takes_export_and_resident_pairs(registry: list[str]) -> None:
+    common = ("--stage", "tail", "--tp", "8", "--tokens", "64", "--export", "other")
+    paired = run(*common)
+    single = run(*common, "--resident-pairs", "55")
+    assert "_c2_f_g3@sm_90a" in paired.output
+    assert "_c1_f_g3@sm_90a" in single.output
+    assert registry == ["other", "other"]
+
+
+def test_plan_shows_what_it_can_before_it_refuses() -> None:
+    result = run("--stage", "front", "--tp", "8", "--tokens", "65:16384", "--arch", "sm_90a", "--sm-count", "132")
+    assert isinstance(result.exception, PlanError)
+    assert "65:128" in result.output
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:y", "9:8", "1:2:3"])
+def test_plan_refuses_malformed_tokens(text: str) -> None:
+    result = run("--stage", "front", "--tp", "8", "--tokens", text)
+    assert result.exit_code == 2
+    assert "--tokens" in result.output
+
+
+def test_tokens_are_one_count_or_an_inclusive_range() -> None:
+    assert list(parse_tokens("16")) == [16]
+    assert list(parse_tokens("3:5")) == [3, 4, 5]

@@ -1,0 +1,74 @@
+"""Every committed program: it compiles for its exact target, and is what its registry record says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cakegen import paths
+from cakegen.cli.compile import failures_of, select_jobs
+from cakegen.compile import CompiledProgram, compile_many, compile_ptx, request_for
+from cakegen.registry import Program, Registry, load_registry
+
+EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
+SIZES = {"tma_buffer": (128, 64), "buffer": (8, 8), "parameter": (4, 4)}
+
+
+@pytest.fixture(autouse=True)
+def cache_folder() -> None:
+    """The machine's own cache: its keys are contents, so an unchanged program need not be compiled again."""
+
+
+@pytest.fixture(params=EXPORTS)
+def registry(request: pytest.FixtureRequest) -> Registry:
+    return load_registry(request.param)
+
+
+def _parameter_bytes(program: Program) -> int:
+    """The end of the last parameter, each aligned by its kind."""
+    end = 0
+    for size, alignment in (SIZES[kind] for kind, _ in program.arg_plan if kind != "grid"):
+        end = -(-end // alignment) * alignment + size
+    return end
+
+
+def test_every_export_has_a_committed_tree() -> None:
+    assert sorted(path.parent.name for path in paths.exports_root().glob("*/export.toml")) == EXPORTS
+
+
+@pytest.mark.timeout(600)
+def test_generated_programs_compile_and_fit_their_records(registry: Registry) -> None:
+    jobs = select_jobs(registry)
+    outcomes = compile_many([job.request for job in jobs])
+    assert failures_of(jobs, outcomes) == []
+    for job, compiled in zip(jobs, outcomes, strict=True):
+        assert isinstance(compiled, CompiledProgram)
+        program = registry.programs[compiled.name]
+        report = compiled.report
+        smem_bytes = report.static_smem_bytes + job.dynamic_smem_bytes
+        assert report.parameter_bytes == _parameter_bytes(program), program.name
+        assert (report.spill_bytes, report.stack_bytes) == (0, 0), program.name
+        assert smem_bytes <= 232448, f"{program.name}: {smem_bytes} bytes of shared memory"
+        threads = program.launch.block[0] * program.launch.block[1] * program.launch.block[2]
+        assert report.registers * threads <= 65536, f"{program.name}: {report.registers} registers x {threads} threads"
+
+
+def _of_each_kind(registry: Registry) -> list[str]:
+    """One key for every role and launch record."""
+    kinds = {}
+    for key in registry.kernels:
+        program = registry.program(key)
+        kinds.setdefault((program.role, program.launch.cluster, program.launch.programmatic), key)
+    return list(kinds.values())
+
+
+def test_generated_ptx_agrees_with_the_launch_record(registry: Registry) -> None:
+    """The cluster shape is the record's, and a programmatic launch has its wait (which is free in any other launch)."""
+    for key in _of_each_kind(registry):
+        program = registry.program(key)
+        ptx = compile_ptx(request_for(registry, key, program.arches[0]))
+        cluster = re.search(r"\.reqnctapercluster\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?", ptx)
+        declared = tuple(int(extent or 1) for extent in cluster.groups()) if cluster else (1, 1, 1)
+        assert declared == program.launch.cluster, key
+        assert "griddepcontrol.wait" in ptx or not program.launch.programmatic, key

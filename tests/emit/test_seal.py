@@ -1,0 +1,56 @@
+"""Banner, seal, and the rules of generated text."""
+
+from __future__ import annotations
+
+import pytest
+
+from cakegen.emit.seal import included_files, is_generated, is_intact, render_sealed
+from cakegen.errors import EmitError
+
+
+@pytest.mark.parametrize("file_name", ["a_kernel.cu", "a_device_common.cuh", "cake_jit.py", "README.md"])
+def test_sealed_text_is_intact_until_any_line_changes(file_name: str) -> None:
+    text = render_sealed(file_name, "tiny", "What it is. " * 20, "one\n\ntwo\n")
+    assert is_generated(text)
+    assert is_intact(text)
+    assert "cakegen export tiny" in text
+    for number, line in enumerate(text.splitlines()):
+        edited = text.splitlines(keepends=True)
+        edited[number] = line + "x\n"
+        assert not is_intact("".join(edited))
+    assert not is_intact(text + "\n")
+
+
+def test_text_without_seal_is_foreign() -> None:
+    assert not is_generated("int x;\n")
+    assert not is_intact("int x;\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("ok\n" + "x" * 121 + "\n", "a_kernel.cu:7: 121 columns"),
+        ("ok\nx\ty\n", r"a_kernel.cu:7: holds the control character '\\t'"),
+        ("ok\r\n", r"control character '\\r'"),
+        ("no end", "the last line does not end"),
+        ("#include <cuda_bf16.h>\n", "a_kernel.cu:6: includes cuda_bf16.h"),
+        ("  #  include <stdint.h>\n", "includes stdint.h"),
+        ('#include "cuda/std/atomic"\n', "includes cuda/std/atomic"),
+    ],
+)
+def test_rule_of_generated_text_is_kept(body: str, message: str) -> None:
+    with pytest.raises(EmitError, match=message):
+        render_sealed("a_kernel.cu", "tiny", "What it is", body)
+
+
+def test_host_text_may_include_driver_header_only() -> None:
+    render_sealed("a_binding.cu", "tiny", "Host", "#include <cuda.h>\n#include <tvm/ffi/function.h>\n")
+    with pytest.raises(EmitError, match=r"cuda_runtime\.h"):
+        render_sealed("a_binding.cu", "tiny", "Host", "#include <cuda_runtime.h>\n")
+
+
+def test_included_files_are_those_in_quotes() -> None:
+    assert included_files('#include "a.cuh"\n# include <b.h>\n  #include "c.cuh"\n// #include "d.cuh"\n') == [
+        "a.cuh",
+        "c.cuh",
+    ]

@@ -1,0 +1,260 @@
+"""Trees: which programs an export reaches, what their files hold, and that equal inputs give equal bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models import kimi_k3_model, tiny_model
+from random_models import model_toml, random_model
+
+from cakegen import paths
+from cakegen.emit import index, render_tree, write_tree
+from cakegen.emit.program import COMPILE_FLAGS
+from cakegen.emit.reach import reached_keys, reached_plans
+from cakegen.emit.seal import included_files, is_intact
+from cakegen.errors import EmitError
+from cakegen.model import DeviceFacts, Family, Model, Target
+from cakegen.plan import plan_route
+from cakegen.registry import load_registry
+from cakegen.spec import parse_export
+
+
+@pytest.fixture(scope="module")
+def tiny_tree() -> dict[str, str]:
+    """The small model's tree, from the real templates."""
+    return render_tree(tiny_model(), "tiny_latent_moe")
+
+
+def small_model() -> Model:
+    """Few programs: one TP degree on one part."""
+    return dataclasses.replace(tiny_model(), targets=(Target("sm_90a", (8,), (132,)),))
+
+
+def program_names(files: dict[str, str]) -> set[str]:
+    return {Path(name).name.removesuffix("_kernel.cu") for name in files if name.endswith("_kernel.cu")}
+
+
+def test_every_file_is_sealed_and_lf(tiny_tree: dict[str, str]) -> None:
+    for name, text in tiny_tree.items():
+        assert is_intact(text), name
+        assert "\r" not in text
+        assert max(map(len, text.split("\n"))) <= 120, name
+
+
+def test_every_program_is_a_pair_beside_one_copy_of_each_preamble(tiny_tree: dict[str, str]) -> None:
+    folder = "csrc/cake_tiny_latent_moe"
+    names = program_names(tiny_tree)
+    expected = {f"{folder}/{name}_{half}.cu" for name in names for half in ("kernel", "binding")}
+    expected |= {f"{folder}/cake_tiny_latent_moe_{p}.cuh" for p in ("device_common", "device_sm90", "host_common")}
+    assert set(tiny_tree) == expected | {"cake_jit.py", "README.md"}
+    for name in expected:
+        for included in included_files(tiny_tree[name]):
+            assert f"{folder}/{included}" in tiny_tree, f"{name} includes {included}"
+
+
+def test_kernel_defines_its_symbol_once_and_no_other(tiny_tree: dict[str, str]) -> None:
+    for name in program_names(tiny_tree):
+        text = tiny_tree[f"csrc/cake_tiny_latent_moe/{name}_kernel.cu"]
+        assert text.count(f"kernel_{name}") == 1
+        assert text.count('extern "C" __global__') == 1
+
+
+@pytest.mark.parametrize("model", [kimi_k3_model, tiny_model])
+def test_registry_reads_back_what_was_exported(tmp_path: Path, model: Callable[[], Model]) -> None:
+    expected = model()
+    files = render_tree(expected, expected.name)
+    write_tree(tmp_path / expected.name, files)
+    registry = load_registry(tmp_path / expected.name)
+    assert registry.model == expected
+    assert registry.export == expected.name
+    keys = reached_keys(expected)
+    assert registry.kernels == {entry.key: entry.program.name for entry in keys}
+    assert set(registry.programs) == program_names(files)
+    for entry in keys:
+        program, spec = registry.program(entry.key), entry.program
+        assert program.arg_plan == spec.arg_plan
+        assert program.tensor_maps == spec.tensor_maps
+        assert program.barriers == spec.barriers
+        assert program.launch == spec.launch
+        assert set(entry.arches) <= set(program.arches)
+        sources = [(file, registry.read(file)) for file in (program.kernel_source, *program.headers)]
+        for arch, digest in program.closure_digest:
+            assert digest == index.closure_digest(arch, sources, COMPILE_FLAGS)
+
+
+def test_every_request_of_the_declared_parts_has_a_program() -> None:
+    model = tiny_model()
+    keys = {entry.key for entry in reached_keys(model)}
+    device = DeviceFacts.nominal("sm_90a", 114)
+    for tokens in range(1, 129):
+        for partials in (1, 5, model.max_partials):
+            plan = plan_route(model, stage="tail", tp=16, tokens=tokens, partials=partials, device=device)
+            assert {launch.key for launch in plan.launches} <= keys
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8, 16])
+def test_declared_hopper_parts_cover_every_larger_slice_of_one(tp: int) -> None:
+    """With as many SMs as the tail has tiles, any SM count and any number of resident pairs has its programs."""
+    model = kimi_k3_model()
+    keys = {entry.key for entry in reached_keys(model)}
+    tail_tiles = model.dims.hidden // model.decode.block_m
+    nominal = DeviceFacts.nominal("sm_90a", 132)
+    for sm_count in range(tail_tiles, 133):
+        for pairs in {0, sm_count // 2, sm_count // 2 - 8}:
+            device = dataclasses.replace(nominal, sm_count=sm_count, resident_pairs=pairs)
+            for tokens in (1, 4, 8, 9, 16, 17, 33, 65):
+                for stage, partials in (("front", 1), ("tail", 1), ("tail", 2)):
+                    plan = plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=device)
+                    assert {launch.key for launch in plan.launches} <= keys
+
+
+def test_plans_walk_only_targets_with_templates() -> None:
+    plans = list(reached_plans(small_model()))
+    assert {plan.device.arch for plan in plans} == {"sm_90a"}
+    assert {plan.tokens for plan in plans} == set(range(1, 129))
+    without = dataclasses.replace(small_model(), families=())
+    assert list(reached_plans(without)) == []
+
+
+def test_route_without_a_template_is_refused(templates: Path) -> None:
+    model = small_model()
+    apart = dataclasses.replace(model, targets=(Target("sm_90a", (8,), (3,)),))
+    render_tree(apart, apart.name, templates)
+    decode_only = dataclasses.replace(apart, families=(Family("decode", "sm90", "kernels/sm90/decode.cu"),))
+    with pytest.raises(EmitError, match="needs kernel family 'tail_norm', which has no template"):
+        render_tree(decode_only, decode_only.name, templates)
+
+
+def test_export_of_another_name_is_refused() -> None:
+    with pytest.raises(EmitError, match="the two names must be the same"):
+        render_tree(tiny_model(), "other")
+
+
+def test_template_edit_renames_no_program_but_changes_digests(templates: Path) -> None:
+    model = small_model()
+    before = render_tree(model, model.name, templates)
+    base = templates / "device/base.cuh"
+    base.write_text(base.read_text() + "using u8 = unsigned char;\n")
+    after = render_tree(model, model.name, templates)
+    assert set(after) == set(before)
+    changed = {Path(name).name for name in after if after[name] != before[name]}
+    assert changed == {"cake_tiny_latent_moe_device_common.cuh", "cake_jit.py"}
+
+
+def test_family_preamble_edit_changes_digests_of_its_includers_only(tmp_path: Path, templates: Path) -> None:
+    model = dataclasses.replace(small_model(), targets=(Target("sm_90a", (8,), (3,)),))
+    digests = []
+    for step in range(2):
+        write_tree(tmp_path / str(step), render_tree(model, model.name, templates))
+        registry = load_registry(tmp_path / str(step))
+        digests.append({(p.role, name): p.closure_digest for name, p in registry.programs.items()})
+        (templates / "device/sm90.cuh").write_text("#pragma once\n// another\n")
+    changed = {role for role, name in digests[0] if digests[0][role, name] != digests[1][role, name]}
+    assert {role for role, _ in digests[0]} == {"decode_front", "decode_tail", "tail_norm"}
+    assert changed == {"decode_front", "decode_tail"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("max_stages = 12", "max_stages = 6"),
+        ("n_pads = [8, 16, 32, 64, 128]", "n_pads = [16, 32, 64, 128]"),
+        ("tp_degrees = [1, 2, 4, 8, 16]", "tp_degrees = [4]"),
+        ("alias_min_chunks = 4", "alias_min_chunks = 64"),
+    ],
+)
+def test_one_edited_line_of_the_export_changes_programs(tmp_path: Path, before: str, after: str) -> None:
+    text = (paths.exports_root() / "tiny_latent_moe" / "export.toml").read_text()
+    assert text.count(before) == 1
+    names = []
+    for number, content in enumerate((text, text.replace(before, after))):
+        file = tmp_path / str(number) / "export.toml"
+        file.parent.mkdir()
+        file.write_text(content)
+        model = parse_export(file).to_model()
+        names.append({entry.program.name for entry in reached_keys(model)})
+    assert names[0] != names[1]
+
+
+def test_edit_of_a_threshold_that_no_plan_meets_changes_no_source(tmp_path: Path) -> None:
+    model = small_model()
+    other = dataclasses.replace(model, decode=dataclasses.replace(model.decode, alias_min_chunks=5000))
+    base = dataclasses.replace(model, decode=dataclasses.replace(model.decode, alias_min_chunks=4000))
+    one, two = render_tree(base, base.name), render_tree(other, other.name)
+    assert {name for name in one if one[name] != two[name]} == {"cake_jit.py"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_model_exports(tmp_path: Path, seed: int) -> None:
+    model = random_model(seed)
+    file = tmp_path / model.name / "export.toml"
+    file.parent.mkdir()
+    file.write_text(model_toml(model))
+    files = render_tree(parse_export(file).to_model(), model.name)
+    assert files == render_tree(model, model.name)
+    assert len(program_names(files)) == len({entry.program.name for entry in reached_keys(model)})
+
+
+def test_full_export_takes_less_than_five_seconds(tmp_path: Path) -> None:
+    model = parse_export(paths.exports_root() / "kimi_k3_latent_moe" / "export.toml").to_model()
+    begin = time.process_time()
+    write_tree(tmp_path / model.name, render_tree(model, model.name))
+    assert time.process_time() - begin < 5
+
+
+RENDER = """
+import dataclasses, hashlib, os, sys
+os.chdir(sys.argv[1])
+from models import tiny_model
+from cakegen.emit import render_tree
+targets = tuple(dataclasses.replace(t, tp_degrees=(8,), sm_counts=t.sm_counts[:2]) for t in tiny_model().targets)
+files = render_tree(dataclasses.replace(tiny_model(), targets=targets), "tiny_latent_moe")
+print(list(files) == sorted(files), hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest())
+"""
+
+
+def test_bytes_do_not_depend_on_hash_seed_locale_folder_or_clock(tmp_path: Path) -> None:
+    root = Path(paths.__file__).parents[1]
+    processes = []
+    for seed in range(10):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(seed),
+            "PYTHONPATH": os.pathsep.join((str(root), str(root / "tests"))),
+            "LC_ALL": ("C", "C.UTF-8", "POSIX")[seed % 3],
+            "PYTHONUTF8": str(seed % 2),
+            "TZ": ("UTC", "Asia/Tokyo")[seed % 2],
+        }
+        folder = (tmp_path, root)[seed % 2]
+        command = [sys.executable, "-c", RENDER, str(folder)]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    outputs = {process.communicate()[0] for process in processes}
+    assert all(process.returncode == 0 for process in processes)
+    assert len(outputs) == 1
+    assert outputs.pop().startswith("True ")
+
+
+def test_reached_keys_are_sorted() -> None:
+    keys = [entry.key for entry in reached_keys(small_model())]
+    assert keys == sorted(set(keys))
+
+
+def test_digests_of_different_records_differ() -> None:
+    records = [
+        ("sm_90a", [("a.cu", "xy")], ("-f", "-g")),
+        ("sm_100a", [("a.cu", "xy")], ("-f", "-g")),
+        ("sm_90a", [("a.cux", "y")], ("-f", "-g")),
+        ("sm_90a", [("a.cu", "xy")], ("-f-g",)),
+        ("sm_90a", [("a.cu", "xy")], ("-g", "-f")),
+        ("sm_90a", [("a.cu", "x"), ("y", "")], ("-f", "-g")),
+        ("sm_90a", [("a.cu", "xy"), ("-f", "-g")], ()),
+    ]
+    digests = [index.closure_digest(arch, closure, flags) for arch, closure, flags in records]
+    assert len(set(digests)) == len(digests)

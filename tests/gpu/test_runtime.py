@@ -1,0 +1,290 @@
+"""The runtime on a real device: streams, threads, captures, several devices, and the report of a stuck wait."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_cases import BF16_TOLERANCE, Case, Checks, FrontCase, TailCase, Weights, make_weights
+
+from cakegen.errors import LaunchError
+from cakegen.runtime import LatentMoe, generated_program_available, kimi_k3_latent_moe
+from cakegen.runtime.device import open_device
+from cakegen.runtime.runner import Runner
+
+ROOT = Path(__file__).resolve().parents[2]
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture
+def tiny(warm: dict[str, LatentMoe]) -> LatentMoe:
+    """The tiny model."""
+    return warm["tiny"]
+
+
+@pytest.fixture
+def tiny_weights(tiny: LatentMoe, device: torch.device) -> Weights:
+    """Its weights."""
+    return make_weights(tiny.model, device, 5)
+
+
+def test_device_facts_are_the_drivers(warm: dict[str, LatentMoe], record_property: Record) -> None:
+    opened = open_device(0)
+    properties = torch.cuda.get_device_properties(0)
+    assert opened.sm_count == properties.multi_processor_count
+    assert opened.max_dynamic_smem_bytes == properties.shared_memory_per_block_optin
+    assert 0 < opened.resident_pairs <= opened.sm_count // 2
+    record_property("resident_pairs", opened.resident_pairs)
+
+
+def test_published_export_serves_every_decode_request(warm: dict[str, LatentMoe]) -> None:
+    for tp in (1, 2, 4, 8, 16):
+        for tokens in range(1, 129):
+            assert generated_program_available("cuda", "front", tp, tokens)
+            assert all(generated_program_available("cuda", "tail", tp, tokens, partials) for partials in (1, 2, 3))
+    assert not generated_program_available("cuda", "front", 3, 1)
+
+
+def spans(runners: list[Runner], streams: list[torch.cuda.Stream], launches: int) -> list[tuple[float, float]]:
+    """Start and end in ms of each runner's launches on its stream; all streams wait for one gate, about 10 ms away."""
+    start, gate = torch.cuda.Event(enable_timing=True), torch.cuda.Event()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in runners]
+    torch.cuda.synchronize()
+    start.record()
+    torch.cuda._sleep(20_000_000)
+    gate.record()
+    for stream, runner, (begin, end) in zip(streams, runners, events, strict=True):
+        with torch.cuda.stream(stream):
+            stream.wait_event(gate)
+            begin.record()
+            for _ in range(launches):
+                runner()
+            end.record()
+    torch.cuda.synchronize()
+    return [(start.elapsed_time(begin), start.elapsed_time(end)) for begin, end in events]
+
+
+@pytest.mark.parametrize("stage", ["front", "tail"])
+def test_two_runners_on_two_streams_overlap_and_agree(
+    tiny: LatentMoe, tiny_weights: Weights, stage: str, record_property: Record
+) -> None:
+    """The tiny model's grids fill a part of the device, so the launches of two streams can run side by side.
+
+    That they did is read from events: both streams' launches are queued behind one kernel of about 10 ms, and their
+    intervals overlap. How much time that saved against one stream after the other is left in the summary.
+    """
+    launches, tokens = 200, 64
+    cases: list[Case] = [
+        FrontCase(tiny, tiny_weights, 4) if stage == "front" else TailCase(tiny, tiny_weights, 4, 0, 2)
+        for _ in range(2)
+    ]
+    runners = [case.prepare(tokens) for case in cases]
+    expected = [value.clone() for value in runners[0]()]
+    for case in cases:
+        case.poison()
+    streams = [torch.cuda.Stream() for _ in runners]
+    alone = [spans([runner], [stream], launches)[0] for runner, stream in zip(runners, streams, strict=True)]
+    (begin_0, end_0), (begin_1, end_1) = spans(runners, streams, launches)
+    assert max(begin_0, begin_1) < min(end_0, end_1), "the two streams' launches did not overlap"
+    together = max(end_0, end_1) - min(begin_0, begin_1)
+    record_property("together_over_alone", round(together / sum(end - begin for begin, end in alone), 3))
+    checks = Checks()
+    for case, runner in zip(cases, runners, strict=True):
+        for name, value, other in zip(case.names, runner.outputs, expected, strict=True):
+            checks.equal(f"{stage} {name}", value, other)
+        for output in case.outputs:
+            checks.zero(f"{stage} guards", output.faults(tokens))
+    record_property("cases", checks.settle())
+
+
+def test_fresh_threads_prepare_and_run(tiny: LatentMoe, tiny_weights: Weights, record_property: Record) -> None:
+    """Threads that never touched CUDA, a cold table of programs between them, each with its own outputs."""
+    cold = LatentMoe(tiny.registry)
+    reference = FrontCase(tiny, tiny_weights, 2)
+    expected = [value.clone() for value in reference.prepare(33)()]
+    torch.cuda.synchronize()
+    outcomes: list[Checks] = []
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            case = FrontCase(cold, tiny_weights, 2)
+            runner = case.prepare(33)
+            # the operands were made on this thread's default stream, as the launches are
+            for _ in range(20):
+                runner()
+            torch.cuda.synchronize()
+            checks = Checks()
+            for name, value, other in zip(case.names, runner.outputs, expected, strict=True):
+                checks.equal(f"thread {index} {name}", value, other)
+            outcomes.append(checks)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not failures, failures
+    record_property("cases", sum(checks.settle() for checks in outcomes))
+
+
+def test_no_tokens_launch_nothing_even_in_a_capture(tiny: LatentMoe, tiny_weights: Weights) -> None:
+    front, tail = FrontCase(tiny, tiny_weights, 2), TailCase(tiny, tiny_weights, 2, 1, 1)
+    assert front.prepare(0)()[0].shape == (0, tiny.model.dims.experts)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        front.prepare(8)  # poisons in the capture; something to replay
+        empty = front.prepare(0)()
+        tail.prepare(0)()
+    graph.replay()
+    assert empty[1].shape == (0, tiny.model.dims.latent)
+    checks = Checks()
+    for output in (*front.outputs, *tail.outputs):
+        checks.zero("guards", output.faults(0))
+    checks.settle()
+
+
+def test_cold_prepare_in_a_capture_is_refused_and_leaves_the_capture_usable(
+    tiny: LatentMoe, tiny_weights: Weights
+) -> None:
+    case = FrontCase(tiny, tiny_weights, 2)
+    runner = case.prepare(17)
+    expected = [value.clone() for value in runner()]
+    cold = LatentMoe(tiny.registry)
+    x, views = tiny_weights.x[:17], [output.view(17) for output in case.outputs]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(LaunchError, match="being captured"):
+            cold.prepare_front(x, *case.weights, *views)
+        runner()
+    case.poison()
+    graph.replay()
+    checks = Checks()
+    for name, value, other in zip(case.names, runner.outputs, expected, strict=True):
+        checks.equal(name, value, other)
+    checks.settle()
+
+
+def test_warm_prepare_works_inside_a_capture(tiny: LatentMoe, tiny_weights: Weights) -> None:
+    case = TailCase(tiny, tiny_weights, 4, 1, 2)
+    expected = [value.clone() for value in case.prepare(50)()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        runner = case.prepare(50)
+        runner()
+    case.poison()
+    graph.replay()
+    checks = Checks()
+    for name, value, other in zip(case.names, runner.outputs, expected, strict=True):
+        checks.equal(name, value, other)
+    checks.settle()
+
+
+def test_cold_load_while_another_thread_captures(tiny: LatentMoe, tiny_weights: Weights) -> None:
+    """A global-mode capture forbids allocations in every thread; a cold prepare must neither fail nor break it."""
+    case = FrontCase(tiny, tiny_weights, 2)
+    runner = case.prepare(9)
+    expected = [value.clone() for value in runner()]
+    fresh = FrontCase(LatentMoe(tiny.registry), tiny_weights, 2)
+    fresh.poison()
+    x, views = tiny_weights.x[:9], [output.view(9) for output in fresh.outputs]
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def prepare() -> None:
+        try:
+            fresh.moe.prepare_front(x, *fresh.weights, *views)
+        except BaseException as error:
+            failures.append(error)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        runner()
+        thread = threading.Thread(target=prepare)
+        thread.start()
+        thread.join(60)
+    assert not failures, failures
+    case.poison()
+    graph.replay()
+    checks = Checks()
+    for name, value, other in zip(case.names, runner.outputs, expected, strict=True):
+        checks.equal(name, value, other)
+    checks.settle()
+
+
+def test_runner_on_the_second_device_leaves_the_first_current(tiny: LatentMoe, record_property: Record) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    second = torch.device("cuda", 1)
+    weights = make_weights(tiny.model, second, 5)
+    tiny.warm_up(second, 4, tokens=(24,), partials=(2,))
+    torch.cuda.synchronize(second)
+    case = TailCase(tiny, weights, 4, 3, 2)
+    with torch.cuda.device(1):
+        y, out = case.expected()
+    assert torch.cuda.current_device() == 0
+    values = case.prepare(24)()
+    assert torch.cuda.current_device() == 0
+    torch.cuda.synchronize(second)
+    first = torch.ones(8, device="cuda:0") + 1
+    assert first.sum().item() == 16
+    checks = Checks()
+    checks.equal("y", values[0], y[:24])
+    checks.close("out", values[1], out[:24], BF16_TOLERANCE)
+    for output in case.outputs:
+        checks.zero("guards", output.faults(24))
+    record_property("cases", checks.settle())
+
+
+STUCK = """
+import sys
+sys.path[:0] = [{root!r}, {tests!r}]
+import torch
+from gpu_cases import TailCase, make_weights
+from cakegen.errors import LaunchError
+from cakegen.registry import load_registry
+from cakegen.runtime import LatentMoe, driver
+
+moe = LatentMoe(load_registry({tree!r}))
+case = TailCase(moe, make_weights(moe.model, torch.device("cuda", 0)), 1, 0, 2)
+runner = case.prepare(128)
+runner()
+torch.cuda.synchronize()
+# arrivals that nobody made: the counter wraps early, and the last CTAs wait for a zero that never comes
+driver.call("cuMemsetD32", runner._word.address, 2, 1)
+runner()
+try:
+    torch.cuda.synchronize()
+except RuntimeError:
+    pass
+try:
+    runner()
+except LaunchError as error:
+    print(error)
+"""
+
+
+def test_stuck_wait_traps_in_time_and_is_named(tiny: LatentMoe) -> None:
+    """In a process of its own, since a trap ends its context."""
+    script = STUCK.format(root=str(ROOT), tests=str(ROOT / "tests"), tree=str(tiny.registry.root))
+    environment = {**os.environ, "CAKEGEN_WAIT_SECONDS": "0.3"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=90, env=environment, check=False
+    )
+    text = result.stdout
+    assert "A wait gave up after 0.3 s: program cake_tiny_latent_moe_" in text, text + result.stderr
+    assert "the grid's arrival counter to return to 0" in text
+    assert "decode_tail" in text
+
+
+def test_public_functions_share_one_export() -> None:
+    assert kimi_k3_latent_moe() is kimi_k3_latent_moe()

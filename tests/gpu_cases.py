@@ -1,0 +1,256 @@
+"""What the GPU tests share: weights of a whole model, guarded outputs, and checks that are counted without waiting.
+
+A check is a 0-dim tensor on the device that must be zero; `Checks.settle` reads all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from cakegen.model import Model
+from cakegen.registry import Registry, load_registry
+from cakegen.runtime import LatentMoe
+from cakegen.runtime.reference import reference_front, reference_tail
+from cakegen.runtime.runner import Runner
+
+BF16 = torch.bfloat16
+TOKENS = 128
+BF16_TOLERANCE = 1e-2
+FP32_TOLERANCE = 1e-3
+# NaNs that no instruction makes
+_CANARIES = {BF16: (torch.int16, 0x7FA5), torch.float32: (torch.int32, 0x7FA5A5A5)}
+
+
+@dataclass
+class Checks:
+    """Counts of wrong elements by label, read at the end so that nothing waits in between."""
+
+    labels: list[str] = field(default_factory=list)
+    counts: list[torch.Tensor] = field(default_factory=list)
+
+    def zero(self, label: str, count: torch.Tensor) -> None:
+        """`count` elements are wrong; must be 0."""
+        self.labels.append(label)
+        self.counts.append(count)
+
+    def equal(self, label: str, value: torch.Tensor, expected: torch.Tensor) -> None:
+        """Two tensors have the same bits, NaNs included."""
+        kind = _CANARIES[value.dtype][0]
+        self.zero(label, (value.view(kind) != expected.view(kind)).sum())
+
+    def close(self, label: str, value: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+        """Every element is within `tolerance * (1 + |expected|)`; a NaN is not."""
+        error = (value.double() - expected).abs()
+        self.zero(label, (~(error <= tolerance + tolerance * expected.abs())).sum())
+
+    def settle(self) -> int:
+        """Assert that all counts are zero, naming the first wrong ones; returns how many there were."""
+        assert self.counts, "nothing was checked"
+        values = torch.stack(self.counts).tolist()
+        wrong = [f"{label}: {count}" for label, count in zip(self.labels, values, strict=True) if count]
+        assert not wrong, f"{len(wrong)} of {len(values)} checks fail: " + "; ".join(wrong[:8])
+        return len(values)
+
+
+class Guarded:
+    """An output inside a larger buffer of canaries: columns on both sides, rows before and behind."""
+
+    def __init__(self, cols: int, dtype: torch.dtype, device: torch.device, left: int = 16, right: int = 8) -> None:
+        kind, self.canary = _CANARIES[dtype]
+        self.buffer = torch.empty(TOKENS + 2, left + cols + right, dtype=dtype, device=device)
+        self.bits = self.buffer.view(kind)
+        self.columns = slice(left, left + cols)
+
+    def view(self, tokens: int) -> torch.Tensor:
+        """The output of a call of so many tokens; everything else stays guarded."""
+        return self.buffer[1 : 1 + tokens, self.columns]
+
+    def poison(self) -> None:
+        """Fill output and guards."""
+        self.bits.fill_(self.canary)
+
+    def faults(self, tokens: int) -> torch.Tensor:
+        """Elements of the output that were not written, and guards that were."""
+        inside = self.bits[1 : 1 + tokens, self.columns] == self.canary
+        untouched = (self.bits == self.canary).sum() - inside.sum()
+        return inside.sum() + (self.bits.numel() - inside.numel() - untouched)
+
+
+@dataclass
+class Weights:
+    """All ranks' weights of one model, and inputs of TOKENS rows."""
+
+    gate: torch.Tensor
+    down: torch.Tensor
+    shared_gate: torch.Tensor
+    shared_up: torch.Tensor
+    norm: torch.Tensor
+    up: torch.Tensor
+    shared_down: torch.Tensor
+    x: torch.Tensor
+    other_x: torch.Tensor
+    routed: torch.Tensor
+    shared_act: torch.Tensor
+
+
+def make_weights(model: Model, device: torch.device, seed: int = 0) -> Weights:
+    """Random weights that give products of order 1, and activations whose rows are pitched with NaN between them."""
+    dims = model.dims
+    make = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, generator=make, device=device) * scale).to(BF16)
+
+    def rows(cols: int, *outer: int) -> torch.Tensor:
+        buffer = torch.full((*outer, TOKENS, cols + 64), float("nan"), dtype=BF16, device=device)
+        buffer[..., :cols] = normal(*outer, TOKENS, cols)
+        return buffer[..., :cols]
+
+    return Weights(
+        gate=normal(dims.experts, dims.hidden, scale=dims.hidden**-0.5),
+        down=normal(dims.latent, dims.hidden, scale=dims.hidden**-0.5),
+        # twice as wide, so that the bounds of SiTU are felt
+        shared_gate=normal(dims.shared_intermediate, dims.hidden, scale=2 * dims.hidden**-0.5),
+        shared_up=normal(dims.shared_intermediate, dims.hidden, scale=2 * dims.hidden**-0.5),
+        norm=normal(dims.latent),
+        up=normal(dims.hidden, dims.latent, scale=dims.latent**-0.5),
+        shared_down=normal(dims.hidden, dims.shared_intermediate, scale=dims.shared_intermediate**-0.5),
+        x=rows(dims.hidden),
+        other_x=rows(dims.hidden),
+        routed=rows(dims.latent, 3),
+        shared_act=rows(dims.shared_intermediate),
+    )
+
+
+class FrontCase:
+    """One rank's front: operands, guarded outputs, and the fp64 reference of all rows."""
+
+    def __init__(self, moe: LatentMoe, weights: Weights, tp: int, rank: int = 0) -> None:
+        dims = moe.model.dims
+        width = dims.i_local(tp)
+        columns = slice(rank * width, (rank + 1) * width)
+        self.moe, self.tp, self.x, self.device = moe, tp, weights.x, weights.x.device
+        gate_up = torch.cat((weights.shared_gate[columns], weights.shared_up[columns]))
+        self.weights = (weights.gate, weights.down, gate_up)
+        self.outputs = (
+            Guarded(dims.experts, torch.float32, self.device, 4, 4),
+            Guarded(dims.latent, BF16, self.device),
+            Guarded(width, BF16, self.device),
+        )
+        self.tolerances = (FP32_TOLERANCE, BF16_TOLERANCE, BF16_TOLERANCE)
+        self.names = ("logits", "latent", "shared_act")
+
+    def expected(self, x: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """fp64 outputs of all rows."""
+        return reference_front(self.moe.model.dims, self.x if x is None else x, *self.weights, dtype=torch.float64)
+
+    def prepare(self, tokens: int, *, x: torch.Tensor | None = None, moe: LatentMoe | None = None) -> Runner:
+        """A runner of the first rows, with poisoned outputs."""
+        rows = (self.x if x is None else x)[:tokens]
+        self.poison()
+        views = (output.view(tokens) for output in self.outputs)
+        return (moe or self.moe).prepare_front(rows, *self.weights, *views)
+
+    def poison(self) -> None:
+        """Fill the outputs and their guards."""
+        for output in self.outputs:
+            output.poison()
+
+
+class TailCase:
+    """One rank's tail: operands, guarded outputs, and the reference of all rows."""
+
+    def __init__(self, moe: LatentMoe, weights: Weights, tp: int, rank: int, partials: int) -> None:
+        dims = moe.model.dims
+        width = dims.i_local(tp)
+        columns = slice(rank * width, (rank + 1) * width)
+        self.moe, self.tp, self.rank, self.device = moe, tp, rank, weights.x.device
+        self.routed, self.shared_act = weights.routed[:partials], weights.shared_act[:, columns]
+        self.norm, self.up, self.shared_down = weights.norm, weights.up, weights.shared_down[:, columns].contiguous()
+        self.outputs = (Guarded(dims.latent, BF16, self.device), Guarded(dims.hidden, BF16, self.device))
+        self.names = ("y", "out")
+
+    def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`y` with its defined bits and the fp64 `out` of all rows."""
+        operands = (self.routed, self.norm, self.up, self.shared_act, self.shared_down)
+        return reference_tail(self.moe.model.dims, *operands, tp=self.tp, rank=self.rank, dtype=torch.float64)
+
+    def prepare(
+        self,
+        tokens: int,
+        *,
+        routed: torch.Tensor | None = None,
+        shared_act: torch.Tensor | None = None,
+        moe: LatentMoe | None = None,
+    ) -> Runner:
+        """A runner of the first rows, with poisoned outputs."""
+        self.poison()
+        return (moe or self.moe).prepare_tail(
+            (self.routed if routed is None else routed)[:, :tokens],
+            self.norm,
+            self.up,
+            (self.shared_act if shared_act is None else shared_act)[:tokens],
+            self.shared_down,
+            self.outputs[1].view(tokens),
+            tp=self.tp,
+            rank=self.rank,
+            y_workspace=self.outputs[0].view(tokens),
+        )
+
+    def poison(self) -> None:
+        """Fill the outputs and their guards."""
+        for output in self.outputs:
+            output.poison()
+
+
+Case = FrontCase | TailCase
+
+
+def run_twice(checks: Checks, case: Case, runner: Runner, tokens: int, label: str) -> tuple[torch.Tensor, ...]:
+    """Run, check the guards, run again on poisoned outputs, check equal bits; returns copies of the outputs."""
+    first = tuple(value.clone() for value in runner())
+    for name, output in zip(case.names, case.outputs, strict=True):
+        checks.zero(f"{label} {name} guards", output.faults(tokens))
+    case.poison()
+    for name, again, value in zip(case.names, runner(), first, strict=True):
+        checks.equal(f"{label} {name} relaunch", again, value)
+    return first
+
+
+def keys_of(runner: Runner) -> tuple[str, ...]:
+    """Logical keys that a runner launches."""
+    assert runner.plan is not None
+    return tuple(launch.key for launch in runner.plan.launches)
+
+
+def token_of_each_route(prepare: Callable[[int], Runner]) -> list[int]:
+    """The largest token count of every route: one example a program (or pair of programs)."""
+    found: dict[tuple[str, ...], int] = {}
+    for count in range(TOKENS, 0, -1):
+        found.setdefault(keys_of(prepare(count)), count)
+    return sorted(found.values())
+
+
+REGISTRIES: list[Registry] = []
+"""Every tree that a test loaded, so that the report of a stuck wait can name its program."""
+
+
+def rendered_tree(model: Model, folder: Path) -> Registry:
+    """Export a model into a folder and read it back; skips where the template engine is not installed."""
+    pytest.importorskip("jinja2")
+    from cakegen.emit.tree import render_tree
+    from cakegen.emit.write import write_tree
+
+    write_tree(folder / "tree", render_tree(model, model.name))
+    return remembered(load_registry(folder / "tree"))
+
+
+def remembered(registry: Registry) -> Registry:
+    """Note a tree for the report of a stuck wait."""
+    REGISTRIES.append(registry)
+    return registry

@@ -1,0 +1,138 @@
+"""The models that tests plan, render and run, as plain records (no TOML, no pydantic).
+
+`kimi_k3_model` and `tiny_model` equal what `exports/*/export.toml` declares; a test of the spec holds them together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cakegen.model import DecodeRules, Family, Model, ModelDims, PrefillRules, Target
+
+DECODE = DecodeRules(
+    max_tokens=128,
+    n_pads=(8, 16, 32, 64, 128),
+    block_m=128,
+    block_k=64,
+    max_stages=12,
+    barrier_bytes=1024,
+    flag_bytes=1024,
+    single_landing_bytes=1024,
+    depth2_min_stages_single=4,
+    depth2_min_stages_pair=6,
+    alias_n_pad=128,
+    alias_min_chunks=32,
+    staged_max_down_units=16,
+    staged_min_stages=5,
+    staged_wide_n_pad=16,
+    resident_tokens_staged=16,
+    resident_tokens_long=8,
+    resident_tokens_short=4,
+    resident_min_stages=6,
+    small_n_pad=8,
+    small_min_stages_plain=2,
+    issue_ahead=3,
+    stagger_units=2,
+)
+
+PREFILL = PrefillRules(
+    block_m=128,
+    block_n=256,
+    block_k=64,
+    raster_m_tiles=16,
+    front_epilogue_iters=18,
+    front_min_saving_percent=4,
+    front_evict_first_pair_rows=2,
+    narrow_block_n=128,
+    narrow_stages=9,
+    narrow_min_tp=8,
+    narrow_tokens=512,
+    default_stages=7,
+    short_ring_stages=6,
+    short_ring_max_tokens=256,
+    short_ring_tp=1,
+    stream_k_min_chunks=64,
+    stream_k_min_ipc=32,
+    stream_k_max_segments=4,
+    stream_k_segment_cost=12,
+    stream_k_min_saving=32,
+    stream_k_max_remainder_percent=55,
+    stream_k_full_reuse=8,
+    fused_norm_min_down_chunks=48,
+    fused_norm_rows_per_cta=8,
+    norm_rows_per_cta=4,
+)
+
+FAMILIES = (
+    Family(name="decode", arch_family="sm90", template="kernels/sm90/decode.cu"),
+    Family(name="tail_norm", arch_family="sm90", template="kernels/sm90/tail_norm.cu"),
+)
+
+# What the small model changes, so that it reaches the forms of the large one. Token limits and ring depths stay: they
+# follow from shared memory, which is the same; the limits on K shrink with K (8 chunks of hidden instead of 112).
+TINY_DECODE_CHANGES: dict[str, int] = {"alias_min_chunks": 4, "staged_max_down_units": 3}
+TINY_PREFILL_CHANGES: dict[str, int] = {
+    "front_epilogue_iters": 1,
+    "stream_k_min_chunks": 16,
+    "stream_k_min_ipc": 2,
+    "stream_k_segment_cost": 1,
+    "stream_k_min_saving": 2,
+    "fused_norm_min_down_chunks": 16,
+    "fused_norm_rows_per_cta": 64,
+}
+# Decode: at 3 SMs no tail grid of 4 CTAs is resident (the norm apart), at 6 one CTA a tile is, from 8 on pairs are.
+# Prefill: at 8 SMs the GEMMs take one wave, several, or a cut one. The other counts are the products' own.
+TINY_TARGETS = (
+    Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(3, 6, 78, 114, 132)),
+    Target(arch="sm_100a", tp_degrees=(1, 4, 8), sm_counts=(8, 148, 152)),
+    Target(arch="sm_103a", tp_degrees=(1, 4, 8), sm_counts=(8, 148, 152)),
+)
+
+
+def kimi_k3_model() -> Model:
+    """The product's model: every TP degree on Hopper, 1 and 8 where only the planner exists."""
+    return Model(
+        name="kimi_k3_latent_moe",
+        dims=ModelDims(
+            hidden=7168,
+            latent=3584,
+            experts=896,
+            shared_intermediate=6144,
+            norm_eps=1e-5,
+            situ_beta=4.0,
+            situ_linear_beta=25.0,
+        ),
+        max_tokens=16384,
+        max_partials=64,
+        targets=(
+            Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(78, 114, 132)),
+            Target(arch="sm_100a", tp_degrees=(1, 8), sm_counts=(148, 152)),
+            Target(arch="sm_103a", tp_degrees=(1, 8), sm_counts=(148, 152)),
+        ),
+        families=FAMILIES,
+        decode=DECODE,
+        prefill=PREFILL,
+    )
+
+
+def tiny_model() -> Model:
+    """A small model that reaches the forms of the large one at a few SM counts."""
+    kimi = kimi_k3_model()
+    return dataclasses.replace(
+        kimi,
+        name="tiny_latent_moe",
+        dims=dataclasses.replace(kimi.dims, hidden=512, latent=512, experts=384, shared_intermediate=1024),
+        targets=TINY_TARGETS,
+        decode=dataclasses.replace(kimi.decode, **TINY_DECODE_CHANGES),
+        prefill=dataclasses.replace(kimi.prefill, **TINY_PREFILL_CHANGES),
+    )
+
+
+def tiny_ragged_model() -> Model:
+    """The tiny model with a latent width whose slices end inside a K chunk while a pair can still split them.
+
+    640 / TP 4 = 160 columns are 3 chunks, the last of 32; the tiny model's own 512 end raggedly only at TP 16, where
+    one chunk is left and no pair splits it. 640 / 8 = 80 vectors also leave the norm's 32 lanes unequal shares.
+    """
+    tiny = tiny_model()
+    return dataclasses.replace(tiny, name="tiny_ragged_moe", dims=dataclasses.replace(tiny.dims, latent=640))

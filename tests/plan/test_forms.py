@@ -1,0 +1,84 @@
+"""The small model reaches the forms of the large one, so that its tests cover the large one's code."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan import form_of, plan_route
+from models import kimi_k3_model, tiny_model, tiny_ragged_model
+
+DECODE_TOKENS = tuple(range(1, 129))
+PREFILL_TOKENS = (*range(129, 1200, 9), 512, *range(1200, 16384, 128))
+
+
+def forms(model: Model, arch: str, sm_counts: Iterable[int], tokens: Iterable[int]) -> set[Hashable]:
+    """Shape-free forms of every launch of both stages, all TP degrees, P = 1 and more."""
+    target = model.target(arch)
+    assert target is not None
+    return {
+        form_of(launch)
+        for sm_count in sm_counts
+        for stage in ("front", "tail")
+        for tp in target.tp_degrees
+        for count in tokens
+        for partials in (1, 2)
+        for launch in plan_route(
+            model,
+            stage=stage,
+            tp=tp,
+            tokens=count,
+            partials=partials,
+            device=DeviceFacts.nominal(arch, sm_count),
+        ).launches
+    }
+
+
+def sm_counts(model: Model, arch: str) -> tuple[int, ...]:
+    target = model.target(arch)
+    assert target is not None
+    return target.sm_counts
+
+
+def has(form: Hashable, *marks: Hashable) -> bool:
+    assert isinstance(form, tuple)
+    return set(marks) <= set(form)
+
+
+def test_tiny_reaches_every_hopper_decode_form() -> None:
+    kimi, tiny = kimi_k3_model(), tiny_model()
+    # 40 SMs: a part of the device, where the large model's norm is a launch of its own
+    large = forms(kimi, "sm_90a", (40, *sm_counts(kimi, "sm_90a"), 144, 148, 152, 160), DECODE_TOKENS)
+    small = forms(tiny, "sm_90a", sm_counts(tiny, "sm_90a"), DECODE_TOKENS)
+    # its 512 columns end inside a chunk at TP 16 only, where one chunk is left and no pair can split it
+    ragged_pairs = {form for form in large if has(form, "ragged", ("cluster_ctas", 2))}
+    assert small == large - ragged_pairs
+    assert ragged_pairs <= forms(tiny_ragged_model(), "sm_90a", sm_counts(tiny, "sm_90a"), DECODE_TOKENS)
+    assert ragged_pairs
+
+
+def test_tiny_reaches_every_blackwell_form() -> None:
+    kimi, tiny = kimi_k3_model(), tiny_model()
+    tokens = (*DECODE_TOKENS, *PREFILL_TOKENS)
+    large = forms(kimi, "sm_100a", sm_counts(kimi, "sm_100a"), tokens)
+    small = forms(tiny, "sm_100a", sm_counts(tiny, "sm_100a"), tokens)
+    assert large <= small
+    assert {form[0] for form in large if isinstance(form, tuple)} == {
+        "decode_front",
+        "decode_tail",
+        "gemm_front",
+        "gemm_tail",
+        "tail_norm",
+    }
+
+
+def test_form_forgets_shapes_and_keeps_flags() -> None:
+    kimi, device = kimi_k3_model(), DeviceFacts.nominal("sm_90a", 132)
+
+    def form(tp: int, tokens: int) -> Hashable:
+        return form_of(plan_route(kimi, stage="tail", tp=tp, tokens=tokens, partials=1, device=device).launches[0])
+
+    assert form(8, 1) == form(8, 8)
+    assert form(8, 17) == form(4, 17)
+    assert form(8, 8) != form(8, 9)
+    assert form(8, 17) != form(1, 17)

@@ -1,0 +1,98 @@
+"""Random legal models, as plain records (no pydantic: a machine that runs programs need not have it), and as TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+from models import tiny_model
+
+from cakegen.errors import PlanError
+from cakegen.model import DeviceFacts, Model, Target, to_literal
+from cakegen.plan import plan_route
+
+
+def random_model(seed: int) -> Model:
+    """A legal model that differs from the tiny one in dimensions, thresholds, TP degrees and SM counts.
+
+    It has one target, `sm_90a`, with two SM counts, so that an export holds a few dozen programs.
+    """
+    chance = random.Random(seed)
+    while True:
+        model = _draw(chance, seed)
+        if _can_be_planned(model):
+            return model
+
+
+def model_toml(model: Model) -> str:
+    """The export file that declares a model."""
+    literal = to_literal(model)
+    requests = {"max_tokens": model.max_tokens, "max_partials": model.max_partials}
+    sections = [f"name = {json.dumps(model.name)}", _table("[model]", literal["dims"]), _table("[requests]", requests)]
+    sections += [_table("[[targets]]", target) for target in literal["targets"]]
+    sections += [_table("[[kernels]]", family) for family in literal["families"]]
+    sections += [_table("[decode]", literal["decode"]), _table("[prefill]", literal["prefill"])]
+    return "\n\n".join(sections) + "\n"
+
+
+def _table(head: str, values: dict[str, Any]) -> str:
+    return "\n".join([head, *(f"{key} = {json.dumps(value)}" for key, value in values.items())])
+
+
+def _draw(chance: random.Random, seed: int) -> Model:
+    tiny = tiny_model()
+    degrees = tuple(sorted(chance.sample((1, 2, 4, 8), 2)))
+    dims = dataclasses.replace(
+        tiny.dims,
+        hidden=128 * chance.randint(2, 12),
+        latent=128 * chance.randint(2, 10),
+        experts=128 * chance.randint(1, 4),
+        shared_intermediate=64 * degrees[-1] * chance.randint(1, 6),
+        norm_eps=chance.choice((1e-6, 1e-5, 1e-3)),
+        situ_beta=chance.choice((1.5, 4.0, 8.0)),
+        situ_linear_beta=chance.choice((2.0, 25.0)),
+    )
+    rules = dataclasses.replace(
+        tiny.decode,
+        n_pads=chance.choice(((8, 16, 32, 64, 128), (8, 32, 128), (16, 64, 128), (128,))),
+        max_stages=chance.randint(3, 12),
+        depth2_min_stages_single=chance.randint(1, 8),
+        depth2_min_stages_pair=chance.randint(1, 8),
+        alias_min_chunks=chance.randint(0, 8),
+        staged_max_down_units=chance.randint(0, 16),
+        staged_min_stages=chance.randint(1, 8),
+        staged_wide_n_pad=chance.choice((8, 16, 32)),
+        resident_tokens_staged=chance.randint(0, 32),
+        resident_tokens_long=chance.randint(0, 32),
+        resident_tokens_short=chance.randint(0, 32),
+        resident_min_stages=chance.randint(1, 8),
+        issue_ahead=chance.randint(1, 3),
+        stagger_units=chance.randint(1, 3),
+    )
+    sm_counts = tuple(sorted(chance.sample((2, 5, 9, 16, 24, 40, 78, 132), 2)))
+    return dataclasses.replace(
+        tiny,
+        name=f"random_{seed}",
+        dims=dims,
+        max_partials=chance.randint(1, 8),
+        targets=(Target("sm_90a", degrees, sm_counts),),
+        families=tuple(family for family in tiny.families if family.arch_family == "sm90"),
+        decode=rules,
+    )
+
+
+def _can_be_planned(model: Model) -> bool:
+    try:
+        for target in model.targets:
+            for tp in target.tp_degrees:
+                for sm_count in target.sm_counts:
+                    device = DeviceFacts.nominal(target.arch, sm_count)
+                    for tokens in range(1, model.decode.max_tokens + 1):
+                        plan_route(model, stage="front", tp=tp, tokens=tokens, partials=1, device=device)
+                        for partials in {1, model.max_partials}:
+                            plan_route(model, stage="tail", tp=tp, tokens=tokens, partials=partials, device=device)
+    except PlanError:
+        return False
+    return True

@@ -1,0 +1,36 @@
+"""Fixtures of the runtime's tests: a machine of fakes, and registries made from plans."""
+
+from __future__ import annotations
+
+import pytest
+from models import kimi_k3_model, tiny_model
+from runtime_fakes import FakeCompiler, FakeDriver, Machine, registry_of
+
+from cakegen.registry import Registry
+from cakegen.runtime import control, device, driver, programs
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine with fake H200s; nothing of it outlives the test."""
+    fake = Machine(FakeDriver(), FakeCompiler())
+    monkeypatch.setattr(driver, "bindings", lambda: fake.driver)
+    monkeypatch.setattr(driver, "tensor_map_encoder", lambda: lambda *arguments: 0)
+    monkeypatch.setattr(driver, "is_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(driver, "current_stream", lambda ordinal: fake.stream)
+    monkeypatch.setattr(programs, "compilation", fake.compiler)
+    monkeypatch.setattr(device, "_opened", {})
+    monkeypatch.setattr(control, "_controls", {})
+    return fake
+
+
+@pytest.fixture(scope="session")
+def tiny_registry() -> Registry:
+    """The tiny model's registry."""
+    return registry_of(tiny_model())
+
+
+@pytest.fixture(scope="session")
+def kimi_registry() -> Registry:
+    """The product's registry."""
+    return registry_of(kimi_k3_model())

@@ -1,0 +1,104 @@
+"""Driver calls: results checked, attributes exact, contexts restored."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from cuda.bindings import driver as real
+from runtime_fakes import Machine
+
+from cakegen.errors import LaunchError
+from cakegen.registry import LaunchRecord
+from cakegen.runtime import driver
+
+IDS = real.CUlaunchAttributeID
+
+
+def record(cluster: int = 1, cooperative: bool = False, programmatic: bool = False) -> LaunchRecord:
+    return LaunchRecord((192, 1, 1), (cluster, 1, 1), cooperative, programmatic, 200000)
+
+
+@pytest.mark.parametrize(
+    ("launch", "expected"),
+    [
+        (record(), []),
+        (record(cluster=2), [IDS.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION]),
+        (record(cooperative=True), [IDS.CU_LAUNCH_ATTRIBUTE_COOPERATIVE]),
+        (record(programmatic=True), [IDS.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION]),
+        (
+            record(2, True, True),
+            [
+                IDS.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                IDS.CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+                IDS.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            ],
+        ),
+    ],
+)
+def test_launch_config_holds_exactly_the_records_attributes(
+    machine: Machine, launch: LaunchRecord, expected: list[object]
+) -> None:
+    config = driver.launch_config(launch, (112, 1, 1))
+    attributes = {attribute.id: attribute.value for attribute in config.attrs}
+    assert list(attributes) == expected
+    assert config.numAttrs == len(expected)
+    assert (config.gridDimX, config.blockDimX, config.sharedMemBytes) == (112, 192, 200000)
+    if launch.cluster[0] == 2:
+        cluster = attributes[IDS.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION].clusterDim
+        assert (cluster.x, cluster.y, cluster.z) == (2, 1, 1)
+    if launch.cooperative:
+        assert attributes[IDS.CU_LAUNCH_ATTRIBUTE_COOPERATIVE].cooperative == 1
+    if launch.programmatic:
+        value = attributes[IDS.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION]
+        assert value.programmaticStreamSerializationAllowed == 1
+
+
+def test_call_names_the_failing_function_and_what_it_was_for(machine: Machine) -> None:
+    machine.driver.failures["cuMemAlloc"] = real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(LaunchError, match=r"cuMemAlloc for the slab failed: CUDA_ERROR_OUT_OF_MEMORY \(as the driver"):
+        driver.call("cuMemAlloc", 64, what="the slab")
+
+
+def test_load_kernel_failure_names_driver_and_compiler(machine: Machine) -> None:
+    machine.driver.failures["cuLibraryLoadData"] = real.CUresult.CUDA_ERROR_INVALID_IMAGE
+    with pytest.raises(
+        LaunchError, match=r"(?s)cuLibraryLoadData for k .*CUDA_ERROR_INVALID_IMAGE.*CUDA 13\.0, NVRTC \d"
+    ):
+        driver.load_kernel(b"cubin", "k", 1024)
+
+
+def test_load_kernel_failure_names_the_shared_memory(machine: Machine) -> None:
+    machine.driver.failures["cuFuncSetAttribute"] = real.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(LaunchError, match="999999 bytes of dynamic shared memory"):
+        driver.load_kernel(b"cubin", "k", 999999)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0xC0), (0xC0, 0xC0), (0xC1, 0xC1)])
+def test_using_context_restores_another_context_and_keeps_a_first_one(
+    machine: Machine, before: int, after: int
+) -> None:
+    machine.driver.context = before
+    with driver.using_context(0xC0):
+        assert machine.driver.context == 0xC0
+    assert machine.driver.context == after
+
+
+def test_using_context_restores_after_an_error(machine: Machine) -> None:
+    machine.driver.context = 0xC1
+    with pytest.raises(RuntimeError), driver.using_context(0xC0):
+        raise RuntimeError
+    assert machine.driver.context == 0xC1
+
+
+def test_missing_driver_is_a_launch_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> object:
+        raise RuntimeError(f"{name}: libcuda.so.1 not found")
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    driver.bindings.cache_clear()
+    try:
+        with pytest.raises(LaunchError, match=r"libcuda\.so\.1 not found.*backend='reference'"):
+            driver.bindings()
+    finally:
+        driver.bindings.cache_clear()

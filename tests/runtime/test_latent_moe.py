@@ -1,0 +1,315 @@
+"""Prepared calls on a fake machine: routes, captures, residency, threads, errors, and the cost of a warm prepare."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from cuda.bindings import driver as real
+from models import tiny_model
+from runtime_fakes import CONTEXTS, FakeTensor, Machine
+from runtime_operands import front_operands, tail_operands
+
+from cakegen.errors import CakeError, LaunchError, PlanError
+from cakegen.model import DeviceFacts
+from cakegen.registry import Registry
+from cakegen.runtime import LatentMoe, control
+from cakegen.runtime.reference import reference_front, reference_tail
+from cakegen.runtime.runner import ProgramRunner
+
+MODEL = tiny_model()
+
+
+def on_gpu(operands: dict[str, Any], ordinal: int = 0) -> dict[str, Any]:
+    return {name: FakeTensor(tensor, ordinal) for name, tensor in operands.items()}
+
+
+def prepare_front(moe: LatentMoe, tp: int = 2, tokens: int = 5, ordinal: int = 0) -> Any:
+    return moe.prepare_front(**on_gpu(front_operands(moe.model, tp, tokens), ordinal))
+
+
+def prepare_tail(moe: LatentMoe, tp: int = 2, tokens: int = 64, partials: int = 1, rank: int = 0) -> Any:
+    return moe.prepare_tail(**on_gpu(tail_operands(moe.model, tp, tokens, partials)), tp=tp, rank=rank)
+
+
+def test_front_runner_launches_its_program_on_the_current_stream(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_front(LatentMoe(tiny_registry))
+    machine.driver.calls.clear()
+    outputs = runner()
+    (launched,) = machine.driver.launches
+    assert launched.symbol == tiny_registry.program(runner.plan.launches[0].key).kernel_symbol
+    assert (launched.stream, launched.context) == (machine.stream, CONTEXTS[0])
+    assert launched.grid_ctas == runner.plan.launches[0].grid_ctas
+    assert outputs is runner.outputs
+    assert set(machine.driver.calls) <= {"cuCtxGetCurrent", "cuCtxSetCurrent", "cuLaunchKernelEx"}
+
+
+def test_packed_parameters_are_the_pitches_and_counts(machine: Machine, tiny_registry: Registry) -> None:
+    operands = front_operands(MODEL, 2, 5)
+    operands["latent"] = torch.empty(5, 520, dtype=torch.bfloat16)[:, :512]
+    runner = LatentMoe(tiny_registry).prepare_front(**on_gpu(operands))
+    assert isinstance(runner, ProgramRunner)
+    block = runner.launches[0].block
+    values = {
+        argument.name: ctypes.c_int32.from_address(address or 0).value
+        for argument, address in zip(block.arguments, block.table, strict=True)
+        if argument.kind == "parameter"
+    }
+    assert values == {"num_tokens": 5, "logits_pitch": 384, "latent_pitch": 520, "shared_act_pitch": 512}
+    pointers = {argument.name: argument.value for argument in block.arguments if argument.kind == "buffer"}
+    assert pointers["latent"] == operands["latent"].data_ptr()
+    assert pointers["wait_record"] == control.opened_control(0).wait_record.device_address  # type: ignore[union-attr]
+
+
+def test_every_decode_request_is_served(machine: Machine, kimi_registry: Registry) -> None:
+    moe = LatentMoe(kimi_registry)
+    for tp in (1, 2, 4, 8, 16):
+        for tokens in (1, 4, 8, 9, 16, 17, 33, 65, 128):
+            assert moe.program_available("cuda:0", "front", tp, tokens)
+            for partials in (1, 2, 3):
+                assert moe.program_available("cuda:0", "tail", tp, tokens, partials)
+    assert machine.compiler.compiled == []
+
+
+def test_program_available_is_false_where_nothing_serves(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    assert not moe.program_available("cpu", "front", 2, 5)
+    assert not moe.program_available("cuda:0", "front", 3, 5)
+    assert not moe.program_available("cuda:0", "middle", 2, 5)
+    assert not moe.program_available("cuda:0", "front", 2, MODEL.max_tokens + 1)
+    assert moe.program_available("cuda:0", "front", 2, 0)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (12, 0)])
+def test_unsupported_device_is_refused_by_name(
+    machine: Machine, tiny_registry: Registry, capability: tuple[int, int]
+) -> None:
+    machine.driver.capability = capability
+    with pytest.raises(LaunchError, match=rf"Fake H200\): compute capability {capability[0]}\.{capability[1]} .*9\.0"):
+        prepare_front(LatentMoe(tiny_registry))
+
+
+def test_unexported_tp_and_long_prompts_are_refused(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    with pytest.raises(PlanError, match="TP 32"):
+        prepare_front(moe, tp=32)
+    with pytest.raises(CakeError, match=r"sm_90a|prefill"):
+        prepare_front(moe, tokens=129)
+
+
+def test_key_outside_the_export_names_the_sm_count(machine: Machine, tiny_registry: Registry) -> None:
+    bare = Registry(tiny_registry.root, "tiny", MODEL, tiny_registry.programs, {}, {})
+    with pytest.raises(LaunchError, match=r"132 SMs, 66 resident pairs\) needs decode:.*it is for .*132 SMs"):
+        prepare_front(LatentMoe(bare))
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_no_tokens_launch_nothing_and_ask_no_driver(machine: Machine, tiny_registry: Registry, capturing: bool) -> None:
+    machine.capturing = capturing
+    moe = LatentMoe(tiny_registry)
+    logits, latent, shared_act = prepare_front(moe, tokens=0)()
+    assert (logits.shape, latent.shape, shared_act.shape) == ((0, 384), (0, 512), (0, 512))
+    prepare_tail(moe, tokens=0)()
+    assert machine.driver.calls == []
+
+
+def test_cold_prepare_in_a_capture_is_refused_before_the_driver(machine: Machine, tiny_registry: Registry) -> None:
+    machine.capturing = True
+    with pytest.raises(LaunchError, match="being captured"):
+        prepare_front(LatentMoe(tiny_registry))
+    assert machine.driver.calls == []
+    assert machine.compiler.compiled == []
+
+
+def test_cold_program_in_a_capture_is_refused_before_the_driver(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    prepare_front(moe)
+    machine.capturing = True
+    machine.driver.calls.clear()
+    with pytest.raises(LaunchError, match=r"decode:.* not loaded on cuda:0.*warm_up"):
+        prepare_tail(moe)
+    assert machine.driver.calls == []
+
+
+def test_warm_prepare_and_run_work_inside_a_capture(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    keys = moe.warm_up("cuda:0", 2, tokens=(5, 64), partials=(1, 2))
+    assert sorted(keys) == sorted(set(machine.compiler.compiled))
+    machine.capturing = True
+    compiled = len(machine.compiler.compiled)
+    prepare_front(moe)()
+    runner = prepare_tail(moe, partials=2)
+    runner()
+    assert len(machine.compiler.compiled) == compiled
+    assert runner._word is None or runner._word.captured
+
+
+def test_fewer_resident_pairs_lower_the_figure_and_replan(machine: Machine, tiny_registry: Registry) -> None:
+    machine.driver.resident_clusters = 1
+    moe = LatentMoe(tiny_registry)
+    runner = prepare_tail(moe)
+    assert moe._open(0).resident_pairs == 1
+    expected = DeviceFacts("sm_90a", 132, 1, 232448)
+    assert runner.plan.device == expected
+    waiting = [launch.form for launch in runner.plan.launches if launch.form.needs_residency]
+    assert [form.cluster_ctas for form in waiting] == [1]
+
+
+def test_more_resident_pairs_never_raise_the_figure(machine: Machine, tiny_registry: Registry) -> None:
+    machine.driver.resident_clusters = 500
+    moe = LatentMoe(tiny_registry)
+    prepare_tail(moe)
+    assert moe._open(0).resident_pairs == 66
+
+
+def test_residency_that_the_device_lacks_is_refused(machine: Machine, tiny_registry: Registry) -> None:
+    facts = DeviceFacts.nominal("sm_90a", 132)
+    moe = LatentMoe(tiny_registry, device_facts=facts)
+    machine.driver.resident_clusters = 1
+    with pytest.raises(
+        LaunchError, match=r"must be resident at once; cuda:0 \(Fake H200\) holds 2, with clusters of 2"
+    ):
+        prepare_tail(moe)
+
+
+def test_small_device_facts_reach_the_two_launch_tail(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry, device_facts=DeviceFacts.nominal("sm_90a", 3))
+    runner = prepare_tail(moe)
+    runner()
+    roles = [moe.registry.program(launch.key).role for launch in runner.plan.launches]
+    assert roles == ["tail_norm", "decode_tail"]
+    assert len(machine.driver.launches) == 2
+
+
+def test_device_facts_of_another_architecture_are_refused(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry, device_facts=DeviceFacts.nominal("sm_100a", 148))
+    with pytest.raises(LaunchError, match="device_facts are of sm_100a; cuda:0"):
+        prepare_front(moe)
+
+
+def test_runner_on_a_second_device_restores_the_first_context(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_front(LatentMoe(tiny_registry), ordinal=1)
+    machine.driver.set_context(CONTEXTS[0])
+    runner()
+    assert machine.driver.launches[0].context == CONTEXTS[1]
+    assert machine.driver.context == CONTEXTS[0]
+
+
+def test_threads_that_meet_a_cold_program_load_it_once(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    threads = [threading.Thread(target=prepare_front, args=(moe,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(machine.compiler.compiled) == 1
+    assert machine.driver.calls.count("cuLibraryLoadData") == 1
+    assert machine.driver.calls.count("cuDevicePrimaryCtxRetain") == 1
+    assert machine.driver.calls.count("cuMemHostAlloc") == 1
+
+
+def test_launch_failure_names_the_launch_and_appends_the_wait_report(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    program = tiny_registry.program(runner.plan.launches[-1].key)
+    record = control.opened_control(0).wait_record  # type: ignore[union-attr]
+    record._words[2:9] = [1, int(program.name.rsplit("_", 1)[-1][:8], 16), 3, 2, 0, 1, 0]
+    machine.driver.failures["cuLaunchKernelEx"] = real.CUresult.CUDA_ERROR_LAUNCH_FAILED
+    with pytest.raises(LaunchError) as error:
+        runner()
+    text = str(error.value)
+    for part in (
+        "cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_FAILED",
+        program.name,
+        "grid_ctas",
+        "cluster",
+        "bytes of dynamic",
+    ):
+        assert part in text
+    assert "A wait gave up after 2 s" in text
+    assert "CTA 3, warp 2" in text
+
+
+def test_dead_runner_gives_its_control_word_back(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    owner = control.opened_control(0)
+    assert owner is not None
+    assert runner._word is not None
+    address = runner._word.address
+    del runner
+    gc.collect()
+    assert list(owner._retired) == [address]
+
+
+def test_two_runners_never_share_a_control_word(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    first, second = prepare_tail(moe), prepare_tail(moe)
+    assert first._word.address != second._word.address
+
+
+def test_runner_keeps_its_operands_alive(machine: Machine, tiny_registry: Registry) -> None:
+    operands = on_gpu(front_operands(MODEL, 2, 5))
+    runner = LatentMoe(tiny_registry).prepare_front(**operands)
+    held = {id(tensor) for tensor in runner._tensors}
+    assert held == {id(tensor) for tensor in operands.values()}
+
+
+def test_backends_and_workspace_are_refused_in_words(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    operands = front_operands(MODEL, 2, 5)
+    with pytest.raises(LaunchError, match=r"backend='auto' .*needs CUDA tensors; got tensors on cpu.*'reference'"):
+        moe.prepare_front(**operands)
+    with pytest.raises(LaunchError, match="'emulator' is not part of this version"):
+        moe.prepare_front(**operands, backend="emulator")
+    with pytest.raises(LaunchError, match="backend must be one of auto, reference; got 'fast'"):
+        moe.prepare_front(**operands, backend="fast")
+    with pytest.raises(LaunchError, match="workspace must be None; got dict"):
+        moe.prepare_front(**operands, workspace={})  # type: ignore[arg-type]
+
+
+def test_reference_backend_fills_the_callers_outputs(tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    front = front_operands(MODEL, 2, 5)
+    outputs = moe.front(**front, backend="reference")
+    inputs = [front[name] for name in ("x", "gate_weight", "down_weight", "shared_gate_up_weight")]
+    for output, given, expected in zip(
+        outputs,
+        (front["logits"], front["latent"], front["shared_act"]),
+        reference_front(MODEL.dims, *inputs),
+        strict=True,
+    ):
+        assert output is given
+        assert torch.equal(output, expected)
+    tail = tail_operands(MODEL, 4, 5, partials=2)
+    moe.tail(**tail, tp=4, rank=3, backend="reference")
+    inputs = [tail[name] for name in ("routed", "norm_weight", "up_weight", "shared_act", "shared_down_weight")]
+    y, out = reference_tail(MODEL.dims, *inputs, tp=4, rank=3)
+    assert torch.equal(tail["y_workspace"], y)
+    assert torch.equal(tail["out"], out)
+
+
+def test_compile_flags_reach_the_compiler(machine: Machine, tiny_registry: Registry) -> None:
+    seen: list[Any] = []
+    original = machine.compiler.request_for
+    machine.compiler.request_for = lambda *a: seen.append(a[3]) or original(*a)  # type: ignore[method-assign, func-returns-value]
+    prepare_front(LatentMoe(tiny_registry, compile_flags=("-DCAKEGEN_CHAOS",)))
+    assert seen == [("-DCAKEGEN_CHAOS",)]
+
+
+def test_warm_prepare_takes_less_than_half_a_millisecond(machine: Machine, kimi_registry: Registry) -> None:
+    moe = LatentMoe(kimi_registry)
+    front = on_gpu(front_operands(moe.model, 8, 8))
+    tail = on_gpu(tail_operands(moe.model, 8, 8))
+    for prepare in (lambda: moe.prepare_front(**front), lambda: moe.prepare_tail(**tail, tp=8, rank=3)):
+        keep = [prepare() for _ in range(5)]
+        times = []
+        for _ in range(50):
+            start = time.perf_counter()
+            keep.append(prepare())
+            times.append(time.perf_counter() - start)
+        # the best of many, so that a busy machine does not decide
+        assert min(times) < 0.5e-3, f"{min(times) * 1e6:.0f} us"

@@ -1,0 +1,180 @@
+"""A driver that records instead of launching, tensors that claim to be on a GPU, and registries made from plans.
+
+The fake shares the bindings' real classes (configurations, attributes, enumerations), which need no libcuda.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from cuda.bindings import driver as real
+
+from cakegen.emit.reach import reached_keys
+from cakegen.model import Model
+from cakegen.registry import Program, Registry
+
+OK = real.CUresult.CUDA_SUCCESS
+CONTEXTS = {0: 0xC0, 1: 0xC1}
+
+
+@dataclasses.dataclass
+class Launched:
+    """One recorded launch, with what was current at the time."""
+
+    symbol: str
+    stream: int
+    context: int
+    grid_ctas: tuple[int, int, int]
+    pointers: int
+
+
+class FakeDriver:
+    """The calls that the runtime makes, with the bindings' signatures."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.launches: list[Launched] = []
+        self.failures: dict[str, Any] = {}
+        self.context = 0
+        self.sm_count = 132
+        self.resident_clusters = 66
+        self.capability = (9, 0)
+        self._next = 0x7F00_0000_0000
+        self._keep: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            return getattr(real, name)
+        answer = _ANSWERS[name]
+
+        def function(*arguments: Any) -> Any:
+            self.calls.append(name)
+            if name in self.failures:
+                return (self.failures[name], *[None] * (len(answer(self, *arguments)) - 1))
+            return answer(self, *arguments)
+
+        return function
+
+    def allocate(self, size: int) -> int:
+        self._next += -(-size // 512) * 512
+        return self._next
+
+    def host_allocate(self, size: int) -> int:
+        buffer = ctypes.create_string_buffer(size)
+        self._keep.append(buffer)
+        return ctypes.addressof(buffer)
+
+    def set_context(self, context: int) -> tuple[Any]:
+        self.context = int(context)
+        return (OK,)
+
+    def attribute(self, kind: Any) -> int:
+        return {
+            "COMPUTE_CAPABILITY_MAJOR": self.capability[0],
+            "COMPUTE_CAPABILITY_MINOR": self.capability[1],
+            "MULTIPROCESSOR_COUNT": self.sm_count,
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
+        }[kind.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
+
+    def launch(self, config: Any, function: Any, pointers: int, extra: int) -> tuple[Any]:
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        self.launches.append(Launched(function, int(config.hStream), self.context, grid, pointers))
+        return (OK,)
+
+
+_ANSWERS: dict[str, Any] = {
+    "cuDeviceGet": lambda fake, ordinal: (OK, ordinal),
+    "cuDeviceGetName": lambda fake, size, handle: (OK, b"Fake H200\0\0"),
+    "cuDeviceGetAttribute": lambda fake, kind, handle: (OK, fake.attribute(kind)),
+    "cuDevicePrimaryCtxRetain": lambda fake, handle: (OK, CONTEXTS[handle]),
+    "cuCtxGetCurrent": lambda fake: (OK, fake.context),
+    "cuCtxSetCurrent": lambda fake, context: fake.set_context(context),
+    "cuCtxSynchronize": lambda fake: (OK,),
+    "cuThreadExchangeStreamCaptureMode": lambda fake, mode: (OK, mode),
+    "cuMemAlloc": lambda fake, size: (OK, fake.allocate(size)),
+    "cuMemHostAlloc": lambda fake, size, flags: (OK, fake.host_allocate(size)),
+    "cuMemHostGetDevicePointer": lambda fake, host, flags: (OK, host),
+    "cuStreamCreate": lambda fake, flags: (OK, 0x51),
+    "cuStreamSynchronize": lambda fake, stream: (OK,),
+    "cuStreamDestroy": lambda fake, stream: (OK,),
+    "cuMemsetD8Async": lambda fake, base, value, count, stream: (OK,),
+    "cuLibraryLoadData": lambda fake, *arguments: (OK, "library"),
+    "cuLibraryGetKernel": lambda fake, library, symbol: (OK, symbol.decode()),
+    "cuKernelGetFunction": lambda fake, kernel: (OK, kernel),
+    "cuFuncLoad": lambda fake, function: (OK,),
+    "cuFuncSetAttribute": lambda fake, function, kind, value: (OK,),
+    "cuOccupancyMaxActiveClusters": lambda fake, function, config: (OK, fake.resident_clusters),
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda fake, *arguments: (OK, 1),
+    "cuLaunchKernelEx": lambda fake, *arguments: fake.launch(*arguments),
+    "cuDriverGetVersion": lambda fake: (OK, 13000),
+    "cuGetErrorName": lambda fake, result: (OK, result.name.encode()),
+    "cuGetErrorString": lambda fake, result: (OK, b"as the driver words it"),
+}
+
+
+class FakeCompiler:
+    """Counts what is compiled; gives every program the same bytes."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+
+    def request_for(self, registry: Registry, key: str, arch: str, extra_flags: tuple[str, ...] = ()) -> Any:
+        return SimpleNamespace(key=key, arch=arch, flags=extra_flags)
+
+    def cached_cubin(self, request: Any) -> Any:
+        self.compiled.append(request.key)
+        return SimpleNamespace(cubin=b"cubin of " + request.key.encode())
+
+    def compile_many(self, requests: list[Any], workers: int | None = None) -> list[Any]:
+        return [self.cached_cubin(request) for request in requests]
+
+
+class FakeTensor:
+    """A CPU tensor that says it is on a CUDA device; everything else is the tensor's own."""
+
+    def __init__(self, tensor: torch.Tensor, ordinal: int = 0) -> None:
+        self._tensor = tensor
+        self.device = torch.device("cuda", ordinal)
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
+@dataclasses.dataclass
+class Machine:
+    """The fakes of one test, and the switches that torch would hold."""
+
+    driver: FakeDriver
+    compiler: FakeCompiler
+    capturing: bool = False
+    stream: int = 0x5EA
+
+
+def registry_of(model: Model) -> Registry:
+    """The registry that an export of a model would hold, without any text."""
+    keys = reached_keys(model)
+    records = {}
+    for entry in keys:
+        spec = entry.program
+        records[spec.name] = Program(
+            name=spec.name,
+            role=spec.role,
+            sources=(f"{spec.name}_kernel.cu", f"{spec.name}_binding.cu"),
+            headers=(),
+            arches=entry.arches,
+            flags=(),
+            ffi_entry="run",
+            arg_plan=spec.arg_plan,
+            tensor_maps=spec.tensor_maps,
+            barriers=spec.barriers,
+            launch=spec.launch,
+            closure_digest=(),
+        )
+    kernels = {entry.key: entry.program.name for entry in keys}
+    return Registry(Path("/nowhere"), model.name, model, records, kernels, {})

@@ -1,0 +1,138 @@
+"""What an export file may not declare: each refusal names the file and the field, and shows the arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from models import tiny_model
+from random_models import model_toml, random_model
+
+from cakegen.errors import SpecError
+from cakegen.model import DecodeRules, Family, Model, ModelDims, PrefillRules, Target
+from cakegen.spec import parse_export
+from cakegen.spec.sections import DecodeSection, KernelSection, ModelSection, PrefillSection, TargetSection
+
+
+@pytest.mark.parametrize(
+    ("section", "record"),
+    [
+        (ModelSection, ModelDims),
+        (TargetSection, Target),
+        (KernelSection, Family),
+        (DecodeSection, DecodeRules),
+        (PrefillSection, PrefillRules),
+    ],
+)
+def test_section_has_the_fields_of_its_record(section: type, record: type) -> None:
+    assert list(section.model_fields) == [field.name for field in dataclasses.fields(record)]  # type: ignore[attr-defined]
+
+
+def parse_text(tmp_path: Path, text: str) -> Model:
+    file = tmp_path / "tiny" / "export.toml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    return parse_export(file).to_model()
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse_text(tmp_path, text)
+    message = str(caught.value)
+    assert all(line.startswith("tiny/export.toml: ") for line in message.splitlines())
+    return message
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_model_survives_its_file(tmp_path: Path, seed: int) -> None:
+    model = random_model(seed)
+    assert parse_text(tmp_path, model_toml(model)) == model
+
+
+EDITS = {
+    "unknown key": ("hidden = 512", "hidden = 512\nhiden = 512", ["model.hiden: unknown key"]),
+    "missing key": ("hidden = 512\n", "", ["model.hidden: missing"]),
+    "unknown section": ("[decode]", "[encode]\nx = 1\n[decode]", ["encode: unknown key"]),
+    "text for a number": ("hidden = 512", 'hidden = "512"', ["model.hidden = '512'"]),
+    "float for an int": ("hidden = 512", "hidden = 512.0", ["model.hidden = 512.0"]),
+    "bool for an int": ("max_stages = 12", "max_stages = true", ["decode.max_stages = True"]),
+    "not finite": ("norm_eps = 1e-05", "norm_eps = nan", ["model.norm_eps = nan"]),
+    "no eps": ("norm_eps = 1e-05", "norm_eps = 0.0", ["model.norm_eps = 0.0", "greater than 0"]),
+    "negative beta": ("situ_beta = 4.0", "situ_beta = -4.0", ["model.situ_beta = -4.0"]),
+    "weight tile": ("block_m = 128", "block_m = 64", ["decode.block_m = 64", "two halves of 64 rows"]),
+    "chunk width": ("block_k = 64", "block_k = 32", ["decode.block_k = 32", "128-byte swizzle row"]),
+    "token tile": ("n_pads = [8, 16, 32, 64, 128]", "n_pads = [8, 24, 128]", ["decode.n_pads.1 = 24", "8, 16, 32"]),
+    "falling tiles": ("n_pads = [8, 16, 32, 64, 128]", "n_pads = [16, 8, 128]", ["decode.n_pads: 8 follows 16"]),
+    "narrow tiles": ("n_pads = [8, 16, 32, 64, 128]", "n_pads = [8, 64]", ["holds 64 tokens", "max_tokens is 128"]),
+    "no tile": ("n_pads = [8, 16, 32, 64, 128]", "n_pads = []", ["decode.n_pads = []"]),
+    "no ring": ("max_stages = 12", "max_stages = 0", ["decode.max_stages = 0"]),
+    "few tokens": ("max_tokens = 16384", "max_tokens = 64", ["requests.max_tokens = 64", "decode.max_tokens = 128"]),
+    "no partials": ("max_partials = 64", "max_partials = 0", ["requests.max_partials = 0"]),
+    "32 bits": ("max_tokens = 16384", "max_tokens = 1048576", []),
+    "offsets": ("hidden = 512", "hidden = 131072", ["16384 tokens * 131072 columns = 2147483648", "2147483647"]),
+    "half a tile": ("hidden = 512", "hidden = 576", ["model.hidden = 576", "576 = 4 * 128 + 64"]),
+    "router tile": ("experts = 384", "experts = 392", ["model.experts = 392", "392 = 3 * 128 + 8"]),
+    "unknown arch": ('"sm_90a"', '"sm_99a"', ["'sm_99a' is not supported", "sm_90a, sm_100a, sm_103a"]),
+    "arch twice": ('"sm_100a"', '"sm_90a"', ["targets: arch: sm_90a follows sm_90a"]),
+    "indivisible TP": ("[1, 2, 4, 8, 16]", "[1, 3]", ["TP 3 does not divide model.latent = 512", "512 = 170 * 3 + 2"]),
+    "TP twice": ("[1, 2, 4, 8, 16]", "[1, 1]", ["tp_degrees: 1 follows 1"]),
+    "no TP": ("[1, 2, 4, 8, 16]", "[]", ["targets.0.tp_degrees = []"]),
+    "shared tile": ("[1, 2, 4, 8, 16]", "[32]", ["TP 32 leaves 32 shared-expert columns", "multiple of 64"]),
+    "no SM": ("sm_counts = [3, 6, 78, 114, 132]", "sm_counts = [0]", ["targets.0.sm_counts.0 = 0"]),
+    "kernel twice": ('name = "tail_norm"', 'name = "decode"', ["decode for sm90: declared twice"]),
+    "kernel's family": (
+        'arch_family = "sm90"',
+        'arch_family = "sm80"',
+        ["no such family of architectures", "sm100, sm90"],
+    ),
+    "template path": ("kernels/sm90/decode.cu", "../decode.cu", ["kernels.0.template"]),
+    "reserve": ("barrier_bytes = 1024", "barrier_bytes = 1000", ["decode.barrier_bytes = 1000", "multiple of 1024"]),
+    "name": ('name = "tiny_latent_moe"', 'name = "Tiny MoE"', ["name = 'Tiny MoE'"]),
+    "not TOML": ("[decode]", "[decode", ["not a TOML file", "line"]),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.replace(" ", "_"))
+def test_edit_is_refused_with_field_and_arithmetic(tmp_path: Path, edit: str) -> None:
+    before, after, words = EDITS[edit]
+    text = model_toml(tiny_model())
+    assert before in text
+    if not words:
+        # a limit that these dimensions stay under
+        assert parse_text(tmp_path, text.replace(before, after, 1)).max_tokens == 2**20
+        return
+    message = refusal(tmp_path, text.replace(before, after, 1))
+    for word in words:
+        assert word in message
+
+
+def test_slice_that_a_tensor_map_can_not_address_is_refused(tmp_path: Path) -> None:
+    tiny = tiny_model()
+    model = dataclasses.replace(
+        tiny,
+        dims=dataclasses.replace(tiny.dims, latent=128, shared_intermediate=4096),
+        targets=(Target("sm_90a", (1, 32), (132,)),),
+    )
+    message = refusal(tmp_path, model_toml(model))
+    assert "TP 32 leaves 4 columns of model.latent = 8 bytes a row" in message
+    assert "multiples of 16 bytes (8 columns)" in message
+
+
+def test_ring_that_can_not_hold_the_outputs_is_refused_by_the_planner(tmp_path: Path) -> None:
+    text = model_toml(tiny_model()).replace("max_stages = 12", "max_stages = 2", 1)
+    message = refusal(tmp_path, text)
+    assert "front, TP 1, 65 tokens" in message
+    assert "sm_90a with 3 SMs" in message
+    assert str(128 * (128 * 4 + 16)) in message, "the bytes of the output tile"
+
+
+def test_sm_count_without_a_plan_is_refused(tmp_path: Path) -> None:
+    tiny = tiny_model()
+    model = dataclasses.replace(tiny, targets=(Target("sm_90a", (1,), (132,)), Target("sm_100a", (1,), (1,))))
+    assert "sm_100a with 1 SMs" in refusal(tmp_path, model_toml(model))
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="No such file"):
+        parse_export(tmp_path / "export.toml")

@@ -1,0 +1,90 @@
+"""Imports go one way: the table below is the architecture's picture, and this test keeps both true."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cakegen
+
+ROOT = Path(cakegen.__file__).parent
+LEAVES = {"errors"}
+ALLOWED = {
+    "__init__": set(),
+    "errors": set(),
+    "paths": set(),
+    "arch": LEAVES,
+    "model": LEAVES | {"arch"},
+    "registry": LEAVES | {"arch", "model", "paths"},
+    "plan": LEAVES | {"arch", "model"},
+    "compile": LEAVES | {"arch", "paths", "registry", "__init__"},
+    "spec": LEAVES | {"arch", "model", "plan"},
+    "emit": LEAVES | {"arch", "model", "paths", "plan", "registry"},
+    "runtime": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile"},
+}
+FORBIDDEN = {
+    "plan": {"torch", "numpy", "pydantic", "jinja2", "click", "cuda", "pathlib", "os", "io"},
+    "spec": {"torch", "jinja2", "click", "cuda"},
+    "emit": {"torch", "pydantic", "click", "cuda"},
+    "compile": {"torch", "jinja2", "pydantic", "click"},
+    "runtime": {"jinja2", "pydantic", "click"},
+    "registry": {"torch", "jinja2", "pydantic", "click", "cuda"},
+    "model": {"torch", "pydantic"},
+}
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def layer_of(parts: tuple[str, ...]) -> str:
+    """`cakegen.plan.route` -> `plan`; the package itself -> `__init__`."""
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imported(tree: ast.AST, at_module_level: bool = False) -> Iterator[tuple[str, ...]]:
+    """Dotted names that run-time imports name; what only type checkers read is left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "absolute imports only"
+            base = tuple((node.module or "").split("."))
+            # `from cakegen import paths` names the module paths
+            yield from ((*base, alias.name) if base == ("cakegen",) else base for alias in node.names)
+        elif not (at_module_level and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            yield from imported(node, at_module_level)
+
+
+def layers_imported(file: Path, at_module_level: bool = False) -> set[str]:
+    names = imported(ast.parse(file.read_text()), at_module_level)
+    layers = {layer_of(name) for name in names if name[0] == "cakegen"}
+    return {layer if (ROOT / layer).exists() or (ROOT / f"{layer}.py").exists() else "__init__" for layer in layers}
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_module_imports_only_what_its_layer_may(file: Path) -> None:
+    layer = layer_of(("cakegen", *file.relative_to(ROOT).with_suffix("").parts))
+    if layer == "cli":
+        assert layers_imported(file, at_module_level=True) <= {"cli"}, "a command imports cakegen inside functions"
+        return
+    assert layers_imported(file) - {layer} <= ALLOWED[layer]
+    packages = {name[0] for name in imported(ast.parse(file.read_text()))}
+    assert not packages & FORBIDDEN.get(layer, set())
+
+
+def test_table_has_no_cycle() -> None:
+    done: set[str] = set()
+    while len(done) < len(ALLOWED):
+        ready = {layer for layer, needs in ALLOWED.items() if layer not in done and needs <= done}
+        assert ready, f"a cycle among {sorted(set(ALLOWED) - done)}"
+        done |= ready
+
+
+def test_import_that_breaks_the_table_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("def f():\n    from cakegen.emit import render_tree\n    from cakegen import paths, __version__\n")
+    assert layers_imported(file) == {"emit", "paths", "__init__"}
+    assert layers_imported(file, at_module_level=True) == set()

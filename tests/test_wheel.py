@@ -1,0 +1,96 @@
+"""The wheel, installed where there is no checkout: it carries its data, works, and writes nothing into itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cakegen.compile import load_nvrtc
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
+    """Run outside the checkout, with nothing of this process's Python paths; returns stdout."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "CAKEGEN"))}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1"} | variables
+    done = subprocess.run(
+        [str(part) for part in command], cwd=folder, env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution, which so holds all that it needs."""
+    pytest.importorskip("build", reason="needs the package build")
+    pytest.importorskip("hatchling", reason="needs the package hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], folder)
+    (built,) = folder.glob("cakegen-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that holds the wheel alone; its dependencies are those of this one, by a path file."""
+    folder = tmp_path_factory.mktemp("environment")
+    _run([sys.executable, "-m", "venv", "--without-pip", folder], folder)
+    python = folder / "bin" / "python"
+    install = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    _run([sys.executable, *install, wheel], folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+def _tree(export: str) -> Path:
+    return ROOT / "generated" / export
+
+
+def test_wheel_holds_every_template_export_and_generated_file(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("templates", "exports", "generated"):
+        files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+        assert files
+        assert {f"cakegen/_data/{path.relative_to(ROOT)}" for path in files} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "templates/", "generated/"))]
+
+
+def test_installed_wheel_is_not_the_checkout(environment: Path) -> None:
+    found = _run([environment / "bin/python", "-c", "import cakegen; print(cakegen.__file__)"], environment)
+    assert Path(found.strip()).is_relative_to(environment)
+
+
+def test_installed_wheel_lists_plans_and_compiles_and_leaves_itself_alone(environment: Path, tmp_path: Path) -> None:
+    cakegen = environment / "bin" / "cakegen"
+    before = {path: path.stat().st_mtime_ns for path in environment.rglob("*")}
+    listed = _run([cakegen, "list", "--export", "tiny_latent_moe"], tmp_path)
+    key = next(word for word in listed.split() if word.startswith("decode:"))
+    arguments = ["compile", "--export", "tiny_latent_moe", key]
+    # NVRTC is looked for in an environment's own folder, and this one's is beside the path file's
+    settings = {"CAKEGEN_CACHE_DIR": str(tmp_path / "cache"), "CAKEGEN_NVRTC": str(load_nvrtc().path)}
+    compiled = _run([cakegen, *arguments], tmp_path, **settings)
+    assert "1 compiled, 0 from the cache, 0 failed" in compiled
+    assert len(list((tmp_path / "cache").rglob("*.cubin"))) == 1
+    planned = _run([cakegen, "plan", "--stage", "tail", "--tp", "8", "--tokens", "16"], tmp_path)
+    assert "decode:kimi_k3_latent_moe" in planned
+    assert {path: path.stat().st_mtime_ns for path in environment.rglob("*")} == before
+
+
+def test_installed_wheel_exports_the_committed_tree_to_a_folder_of_the_user(environment: Path, tmp_path: Path) -> None:
+    _run([environment / "bin/cakegen", "export", "tiny_latent_moe", "--dest", tmp_path], tmp_path)
+    committed = {p.relative_to(_tree("tiny_latent_moe")): p.read_bytes() for p in _tree("tiny_latent_moe").rglob("*.*")}
+    written = tmp_path / "tiny_latent_moe"
+    assert {p.relative_to(written): p.read_bytes() for p in written.rglob("*.*")} == committed
