@@ -136,10 +136,11 @@ class Registry:
 
     def read(self, file_name: str) -> str:
         """Text of one generated source file."""
+        file = self.csrc / file_name
         try:
-            return (self.csrc / file_name).read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8")
         except OSError as error:
-            raise RegistryError(f"{self.csrc / file_name}: {error.strerror}; run `cakegen export {self.export}`") from None
+            raise RegistryError(f"{file}: {error.strerror}; run `cakegen export {self.export}`") from None
 
 
 def load_registry(export_or_path: str | Path = "kimi_k3_latent_moe") -> Registry:

@@ -22,6 +22,10 @@ SLOT_BYTES = 128
 """Distance of control words: one L2 line each, so that the counters of two runners never share one."""
 
 SLAB_SLOTS = 512
+RESERVED_SLOTS = 16
+MIN_RETIRED = 128
+"""Fewer retired words are not worth a synchronise."""
+
 WAIT_RECORD_WORDS = 16
 DEFAULT_WAIT_SECONDS = 2.0
 GRID_COUNTER = 0xFFFF
@@ -88,19 +92,21 @@ class DeviceControl:
             self._free.extend(_allocate_slab())
 
     def take_word(self) -> ControlWord:
-        """Lend a zeroed word.
-
-        When all are lent, words of runners that are gone come back after a device synchronise, since a kernel of
-        theirs may be in flight; without any, another slab is allocated.
+        """Lend a zeroed word; a few stay in reserve for runners that are prepared inside a capture.
 
         Raises
         ------
         LaunchError
-            None is free and the current stream is being captured, where neither is allowed.
+            The reserve is spent and the current stream is being captured, where nothing can be allocated.
         """
         with self._lock:
-            if not self._free:
+            if len(self._free) < RESERVED_SLOTS and not driver.is_capturing():
                 self._refill()
+            if not self._free:
+                raise LaunchError(
+                    f"cuda:{self.device.ordinal}: all control words are lent, and the current stream is in capture, "
+                    "where no memory can be allocated. Prepare the runner before the capture."
+                )
             return ControlWord(self._free.pop())
 
     def retire_word(self, word: ControlWord) -> None:
@@ -109,18 +115,25 @@ class DeviceControl:
             self._retired.append(word.address)
 
     def _refill(self) -> None:
-        if driver.is_capturing():
-            raise LaunchError(
-                f"cuda:{self.device.ordinal}: all control words are lent, and the current stream is being captured, "
-                "where no memory can be allocated. Prepare the runner before the capture."
-            )
+        """Take back the words of runners that are gone, if they are many, or allocate another slab.
+
+        A kernel of such a runner may be in flight, so the device is synchronised first. That is refused while another
+        thread captures on this device; then a slab serves as well.
+        """
         with driver.using_context(self.device.context), driver.relaxed_capture():
-            if self._retired:
-                count = len(self._retired)
-                driver.call("cuCtxSynchronize", what="reuse of control words")
+            count = len(self._retired)
+            if count >= MIN_RETIRED and _synchronised():
                 self._free.extend(self._retired.popleft() for _ in range(count))
             else:
                 self._free.extend(_allocate_slab())
+
+
+def _synchronised() -> bool:
+    try:
+        driver.call("cuCtxSynchronize", what="reuse of control words")
+    except LaunchError:
+        return False
+    return True
 
 
 def _allocate_slab() -> list[int]:

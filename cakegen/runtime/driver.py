@@ -115,8 +115,8 @@ def is_capturing() -> bool:
 
 def context_is_current(context: int) -> bool:
     """Whether a context is the calling thread's current one; the cheap half of `using_context`, for the launch path."""
-    _, current = bindings().cuCtxGetCurrent()
-    return int(current) == context
+    result, current = bindings().cuCtxGetCurrent()
+    return not result and int(current) == context
 
 
 @contextlib.contextmanager

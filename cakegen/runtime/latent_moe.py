@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +53,6 @@ class LatentMoe:
         self._device_facts = device_facts
         self._programs = ProgramTable(registry, compile_flags)
         self._routes: dict[tuple[int, DeviceFacts, str, int, int, int], Route] = {}
-        self._cold_lock = threading.Lock()
 
     def prepare_front(
         self,
@@ -221,10 +219,11 @@ class LatentMoe:
         """
         opened = self._open(_ordinal(torch.device(device)))
         counts = range(1, self.model.decode.max_tokens + 1) if tokens is None else tuple(tokens)
+        numbers = {"front": (1,), "tail": tuple(partials)}
         requests = [
             (stage, tp, count, number)
             for stage in stages
-            for number in (partials if stage == "tail" else (1,))
+            for number in numbers.get(stage, (1,))
             for count in counts
             if count
         ]
@@ -291,7 +290,8 @@ class LatentMoe:
         route = self._routes.get(key)
         if route is None:
             route = self._load_route(device, stage, tp, tokens, partials)
-            self._routes[key] = route
+            # under the facts it was planned with, which may be lower than those it was asked with
+            self._routes[(key[0], route.plan.device, *key[2:])] = route
         return route
 
     def _load_route(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Route:

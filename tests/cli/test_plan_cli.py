@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import click.testing
 import pytest
+from models import kimi_k3_model
 
 from cakegen.cli.plan import parse_tokens, plan_command
 from cakegen.errors import PlanError
-from models import kimi_k3_model
 
 B200 = ("--sm-count", "148", "--arch", "sm_100a")
 

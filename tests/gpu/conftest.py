@@ -7,7 +7,7 @@ CAKEGEN_SUMMARY
 CAKEGEN_COMMIT
     What was tested; goes into the summary.
 CAKEGEN_GPU_SECONDS
-    After so many seconds the process ends with all threads' stacks, whatever hangs (default 900).
+    After so many seconds the process ends with all threads' stacks, whatever hangs (default 580).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def bounded_session() -> Iterator[None]:
     """End the process when the whole run takes too long."""
-    faulthandler.dump_traceback_later(float(os.environ.get("CAKEGEN_GPU_SECONDS", "900")), exit=True)
+    faulthandler.dump_traceback_later(float(os.environ.get("CAKEGEN_GPU_SECONDS", "580")), exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
 

@@ -12,9 +12,17 @@ import torch
 from gpu_cases import BF16_TOLERANCE, TOKENS, Checks, FrontCase, TailCase, Weights, keys_of, run_twice
 
 from cakegen.runtime import LatentMoe
+from cakegen.runtime.reference import reference_norm
 
 DEGREES = (1, 2, 4, 8, 16)
 Record = Callable[[str, object], None]
+
+
+def test_reference_norm_has_the_same_bits_on_both_devices(weights: Weights, moe: LatentMoe) -> None:
+    eps = moe.model.dims.norm_eps
+    there = reference_norm(weights.routed, weights.norm, eps)
+    here = reference_norm(weights.routed.cpu(), weights.norm.cpu(), eps)
+    assert torch.equal(there.cpu().view(torch.int16), here.view(torch.int16))
 
 
 @pytest.mark.parametrize("tp", DEGREES)

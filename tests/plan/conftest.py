@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from models import kimi_k3_model
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import Plan, plan_route
-from models import kimi_k3_model
 
 PlanAll = Callable[..., Iterator[Plan]]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from models import kimi_k3_model, tiny_model, tiny_ragged_model
+
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import form_of, plan_route
-from models import kimi_k3_model, tiny_model, tiny_ragged_model
 
 DECODE_TOKENS = tuple(range(1, 129))
 PREFILL_TOKENS = (*range(129, 1200, 9), 512, *range(1200, 16384, 128))

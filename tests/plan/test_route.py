@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
+from models import kimi_k3_model
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import plan_route
-from models import kimi_k3_model
 
 REQUEST: dict[str, Any] = {"stage": "tail", "tp": 8, "tokens": 16, "partials": 1}
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 import gc
 
 import pytest
+from cuda.bindings import driver as real
 from runtime_fakes import Machine
 
 from cakegen.errors import LaunchError
 from cakegen.registry import Registry
 from cakegen.runtime import control
-from cakegen.runtime.control import SLAB_SLOTS, SLOT_BYTES, DeviceControl, describe_wait_record, open_control
+from cakegen.runtime.control import (
+    MIN_RETIRED,
+    RESERVED_SLOTS,
+    SLAB_SLOTS,
+    SLOT_BYTES,
+    ControlWord,
+    DeviceControl,
+    describe_wait_record,
+    open_control,
+)
 from cakegen.runtime.device import open_device
 
 
@@ -26,32 +36,62 @@ def test_words_are_zeroed_apart_and_on_a_stream_of_their_own(machine: Machine) -
     assert memory[-4:] == ["cuStreamCreate", "cuMemsetD8Async", "cuStreamSynchronize", "cuStreamDestroy"]
 
 
+def lend_to_the_reserve(owner: DeviceControl) -> list[ControlWord]:
+    """Take words until one more would refill."""
+    return [owner.take_word() for _ in range(SLAB_SLOTS - RESERVED_SLOTS + 1)]
+
+
 def test_retired_words_come_back_only_after_a_synchronise(machine: Machine) -> None:
     owner = opened(machine)
-    words = [owner.take_word() for _ in range(SLAB_SLOTS)]
-    owner.retire_word(words[5])
+    words = lend_to_the_reserve(owner)
+    for word in words[:MIN_RETIRED]:
+        owner.retire_word(word)
     machine.driver.calls.clear()
-    assert owner.take_word().address == words[5].address
+    again = {owner.take_word().address for _ in range(MIN_RETIRED)}
+    assert again & {word.address for word in words[:MIN_RETIRED]}
+    assert not again & {word.address for word in words[MIN_RETIRED:]}
     assert "cuCtxSynchronize" in machine.driver.calls
     assert "cuMemAlloc" not in machine.driver.calls
 
 
-def test_captured_words_never_come_back(machine: Machine) -> None:
+def test_few_retired_words_are_not_worth_a_synchronise(machine: Machine) -> None:
     owner = opened(machine)
-    words = [owner.take_word() for _ in range(SLAB_SLOTS)]
-    words[5].captured = True
+    words = lend_to_the_reserve(owner)
     owner.retire_word(words[5])
-    fresh = owner.take_word().address
-    assert fresh not in {word.address for word in words}
+    machine.driver.calls.clear()
+    owner.take_word()
+    assert "cuMemAlloc" in machine.driver.calls
     assert "cuCtxSynchronize" not in machine.driver.calls
 
 
-def test_refill_is_refused_inside_a_capture_before_the_driver_is_asked(machine: Machine) -> None:
+def test_refused_synchronise_allocates_instead(machine: Machine) -> None:
     owner = opened(machine)
-    words = [owner.take_word() for _ in range(SLAB_SLOTS)]
-    owner.retire_word(words[0])
+    words = lend_to_the_reserve(owner)
+    for word in words:
+        owner.retire_word(word)
+    machine.driver.failures["cuCtxSynchronize"] = real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    fresh = {owner.take_word().address for _ in range(SLAB_SLOTS)}
+    assert not fresh & {word.address for word in words}
+
+
+def test_captured_words_never_come_back(machine: Machine) -> None:
+    owner = opened(machine)
+    words = lend_to_the_reserve(owner)
+    for word in words:
+        word.captured = True
+        owner.retire_word(word)
+    fresh = {owner.take_word().address for _ in range(SLAB_SLOTS)}
+    assert not fresh & {word.address for word in words}
+    assert "cuCtxSynchronize" not in machine.driver.calls
+
+
+def test_reserve_serves_a_capture_and_then_refuses_before_the_driver_is_asked(machine: Machine) -> None:
+    owner = opened(machine)
+    lend_to_the_reserve(owner)
     machine.capturing = True
     machine.driver.calls.clear()
+    for _ in range(RESERVED_SLOTS - 1):
+        owner.take_word()
     with pytest.raises(LaunchError, match="all control words are lent"):
         owner.take_word()
     assert machine.driver.calls == []

@@ -160,6 +160,16 @@ def test_fewer_resident_pairs_lower_the_figure_and_replan(machine: Machine, tiny
     assert [form.cluster_ctas for form in waiting] == [1]
 
 
+def test_route_planned_again_is_warm_in_a_capture(machine: Machine, tiny_registry: Registry) -> None:
+    machine.driver.resident_clusters = 1
+    moe = LatentMoe(tiny_registry)
+    first = prepare_tail(moe)
+    machine.capturing = True
+    machine.driver.calls.clear()
+    assert prepare_tail(moe).plan == first.plan
+    assert not [call for call in machine.driver.calls if call.startswith(("cuLibrary", "cuOccupancy"))]
+
+
 def test_more_resident_pairs_never_raise_the_figure(machine: Machine, tiny_registry: Registry) -> None:
     machine.driver.resident_clusters = 500
     moe = LatentMoe(tiny_registry)
