@@ -38,3 +38,7 @@ class LaunchError(CakeError):
 
 class EmulationError(CakeError):
     """The emulator met a fault or an instruction it does not model."""
+
+
+class BenchError(CakeError):
+    """A measurement can't be made, or a file of results can't be read."""

@@ -115,6 +115,50 @@ class PrefillRules:
 
 
 @dataclass(frozen=True)
+class HopperPrefillRules:
+    """Tile choices and costs of the Hopper prefill planner (T > decode's max_tokens).
+
+    A pair of CTAs computes a tile of `2 * block_m` tokens by `block_n` weight rows in steps of `block_k` columns: a K
+    iteration. Costs are counted in K iterations of one pair, so that they do not depend on the clock.
+
+    Parameters
+    ----------
+    block_m
+        Tokens of one CTA.
+    block_n
+        Weight rows of a tile; both CTAs multiply by all of them, and each loads half.
+    block_k
+        Columns of a K iteration.
+    num_stages
+        K iterations that the ring in shared memory holds.
+    raster_m_tiles
+        Row tiles of `block_m` that pass a weight tile one after another, so that it is read from L2.
+    epilogue_iters
+        What the end of a piece (a whole tile, or an item's part of a cut tile) costs, whether it stores the output or
+        fp32 partials: the accumulators are read out, and nothing is multiplied meanwhile.
+    stream_k_min_ipc
+        Fewest K iterations of an item of the cut tiles.
+    stream_k_max_segments
+        Most items that may share one cut tile; the partials' workspace grows with it.
+    stream_k_segment_cost
+        What each segment of a tile after the first costs the CTA that sums them.
+    stream_k_min_saving
+        Fewest iterations that a cut must save: over whole tiles, and a wider cut over a narrower one.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_stages: int
+    raster_m_tiles: int
+    epilogue_iters: int
+    stream_k_min_ipc: int
+    stream_k_max_segments: int
+    stream_k_segment_cost: int
+    stream_k_min_saving: int
+
+
+@dataclass(frozen=True)
 class Target:
     """One architecture that an export serves: its TP degrees and the SM counts of the parts to plan for."""
 
@@ -144,6 +188,7 @@ class Model:
     families: tuple[Family, ...]
     decode: DecodeRules
     prefill: PrefillRules
+    prefill_sm90: HopperPrefillRules
 
     def target(self, arch: str) -> Target | None:
         """The target for an architecture, or None where the export does not serve it."""

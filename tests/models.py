@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cakegen.model import DecodeRules, Family, Model, ModelDims, PrefillRules, Target
+from cakegen.model import DecodeRules, Family, HopperPrefillRules, Model, ModelDims, PrefillRules, Target
 
 DECODE = DecodeRules(
     max_tokens=128,
@@ -63,9 +63,24 @@ PREFILL = PrefillRules(
     norm_rows_per_cta=4,
 )
 
+PREFILL_SM90 = HopperPrefillRules(
+    block_m=128,
+    block_n=256,
+    block_k=64,
+    num_stages=4,
+    raster_m_tiles=16,
+    epilogue_iters=4,
+    stream_k_min_ipc=8,
+    stream_k_max_segments=4,
+    stream_k_segment_cost=4,
+    stream_k_min_saving=6,
+)
+
 FAMILIES = (
     Family(name="decode", arch_family="sm90", template="kernels/sm90/decode.cu"),
     Family(name="tail_norm", arch_family="sm90", template="kernels/sm90/tail_norm.cu"),
+    Family(name="front_gemm", arch_family="sm90", template="kernels/sm90/front_gemm.cu"),
+    Family(name="tail_gemm", arch_family="sm90", template="kernels/sm90/tail_gemm.cu"),
 )
 
 # What the small model changes, so that it reaches the forms of the large one. Token limits and ring depths stay: they
@@ -80,12 +95,19 @@ TINY_PREFILL_CHANGES: dict[str, int] = {
     "fused_norm_min_down_chunks": 16,
     "fused_norm_rows_per_cta": 64,
 }
+TINY_PREFILL_SM90_CHANGES: dict[str, int] = {
+    "epilogue_iters": 0,
+    "stream_k_min_ipc": 3,
+    "stream_k_segment_cost": 0,
+    "stream_k_min_saving": 1,
+}
 # Decode: at 3 SMs no tail grid of 4 CTAs is resident (the norm apart), at 6 one CTA a tile is, from 8 on pairs are.
-# Prefill: at 8 SMs the GEMMs take one wave, several, or a cut one. The other counts are the products' own.
+# Prefill: at 8 and 10 SMs the Blackwell GEMMs take one wave, several, or a cut one; on Hopper all counts together reach
+# every way to cut. The other counts are the products' own.
 TINY_TARGETS = (
     Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(3, 6, 78, 114, 132)),
-    Target(arch="sm_100a", tp_degrees=(1, 4, 8), sm_counts=(8, 148, 152)),
-    Target(arch="sm_103a", tp_degrees=(1, 4, 8), sm_counts=(8, 148, 152)),
+    Target(arch="sm_100a", tp_degrees=(1, 4, 8), sm_counts=(8, 10, 148, 152)),
+    Target(arch="sm_103a", tp_degrees=(1, 4, 8), sm_counts=(8, 10, 148, 152)),
 )
 
 
@@ -105,13 +127,14 @@ def kimi_k3_model() -> Model:
         max_tokens=16384,
         max_partials=64,
         targets=(
-            Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(78, 114, 132)),
+            Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(32, 78, 114, 132)),
             Target(arch="sm_100a", tp_degrees=(1, 8), sm_counts=(148, 152)),
             Target(arch="sm_103a", tp_degrees=(1, 8), sm_counts=(148, 152)),
         ),
         families=FAMILIES,
         decode=DECODE,
         prefill=PREFILL,
+        prefill_sm90=PREFILL_SM90,
     )
 
 
@@ -125,6 +148,7 @@ def tiny_model() -> Model:
         targets=TINY_TARGETS,
         decode=dataclasses.replace(kimi.decode, **TINY_DECODE_CHANGES),
         prefill=dataclasses.replace(kimi.prefill, **TINY_PREFILL_CHANGES),
+        prefill_sm90=dataclasses.replace(kimi.prefill_sm90, **TINY_PREFILL_SM90_CHANGES),
     )
 
 

@@ -33,7 +33,7 @@ def model_toml(model: Model) -> str:
     sections = [f"name = {json.dumps(model.name)}", _table("[model]", literal["dims"]), _table("[requests]", requests)]
     sections += [_table("[[targets]]", target) for target in literal["targets"]]
     sections += [_table("[[kernels]]", family) for family in literal["families"]]
-    sections += [_table("[decode]", literal["decode"]), _table("[prefill]", literal["prefill"])]
+    sections += [_table(f"[{rules}]", literal[rules]) for rules in ("decode", "prefill", "prefill_sm90")]
     return "\n\n".join(sections) + "\n"
 
 

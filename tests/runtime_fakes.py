@@ -19,6 +19,7 @@ from cakegen.model import Model
 from cakegen.registry import Program, Registry
 
 OK = real.CUresult.CUDA_SUCCESS
+NOT_READY = real.CUresult.CUDA_ERROR_NOT_READY
 CONTEXTS = {0: 0xC0, 1: 0xC1}
 
 
@@ -43,6 +44,7 @@ class FakeDriver:
         self.context = 0
         self.sm_count = 132
         self.resident_clusters = 66
+        self.busy: set[int] = set()
         self.capability = (9, 0)
         self._next = 0x7F00_0000_0000
         self._keep: list[Any] = []
@@ -102,6 +104,7 @@ _ANSWERS: dict[str, Any] = {
     "cuStreamCreate": lambda fake, flags: (OK, 0x51),
     "cuStreamSynchronize": lambda fake, stream: (OK,),
     "cuStreamDestroy": lambda fake, stream: (OK,),
+    "cuStreamQuery": lambda fake, stream: (NOT_READY if stream in fake.busy else OK,),
     "cuMemsetD8Async": lambda fake, base, value, count, stream: (OK,),
     "cuLibraryLoadData": lambda fake, *arguments: (OK, "library"),
     "cuLibraryGetKernel": lambda fake, library, symbol: (OK, symbol.decode()),
@@ -146,6 +149,16 @@ class FakeTensor:
         return getattr(self._tensor, name)
 
 
+def torch_without_cuda() -> Any:
+    """What the workspace uses of torch, its device memory taken from the host's."""
+    return SimpleNamespace(
+        device=torch.device,
+        float32=torch.float32,
+        cuda=SimpleNamespace(current_device=lambda: 0),
+        empty=lambda elems, dtype, device: torch.empty(elems, dtype=dtype),
+    )
+
+
 @dataclasses.dataclass
 class Machine:
     """The fakes of one test, and the switches that torch would hold."""
@@ -177,4 +190,5 @@ def registry_of(model: Model) -> Registry:
             closure_digest=(),
         )
     kernels = {entry.key: entry.program.name for entry in keys}
-    return Registry(Path("/nowhere"), model.name, model, records, kernels, {})
+    constants = {entry.key: dict(entry.constants) for entry in keys if entry.constants}
+    return Registry(Path("/nowhere"), model.name, model, records, kernels, constants)

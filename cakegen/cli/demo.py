@@ -23,7 +23,7 @@ _TIMED_LAUNCHES = 200
 
 @click.command("demo")
 @click.option("--tp", default=8, show_default=True, help="Tensor-parallel degree; the demo is rank 0 of it.")
-@click.option("--tokens", "token_counts", multiple=True, type=int, default=(1, 16, 128), show_default=True)
+@click.option("--tokens", "token_counts", multiple=True, type=int, default=(1, 16, 128, 1024), show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs to compile at once; by default one a processor.")
 def demo_command(tp: int, token_counts: tuple[int, ...], jobs: int | None) -> None:
     """Check the generated tree, plan, compile every program, and run front and tail where there is a GPU."""
@@ -79,7 +79,7 @@ def show_plans(registry: Registry, tp: int, token_counts: Sequence[int]) -> None
             for tokens in token_counts:
                 plan = plan_route(registry.model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device)
                 for launch in plan.launches:
-                    click.echo(f"     {stage:5} T {tokens:3}  {launch.grid_ctas[0]:3} CTAs  {launch.key}")
+                    click.echo(f"     {stage:5} T {tokens:4}  {launch.grid_ctas[0]:3} CTAs  {launch.key}")
 
 
 def compile_all(registry: Registry, jobs: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cakegen.arch import architecture
 from cakegen.emit.decode import MBARRIER_BYTES, WARP_THREADS, arguments, barrier_constants, template_of
 from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
@@ -36,7 +37,7 @@ def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
     tail = form.stage == "tail"
     constants = (
         *_pair_constants(rules, form),
-        *(_tail_constants(model, form) if tail else _front_constants(model)),
+        *(_tail_constants(model, form) if tail else _front_constants(model, form)),
         *smem_constants,
         *barrier_constants(barriers, SWIZZLE_PERIOD_BYTES, model.name),
     )
@@ -61,12 +62,12 @@ def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
 
 
 def _summary(form: GemmForm) -> str:
-    ragged = f", last up block of {form.k1_ragged_cols} columns" if form.k1_ragged_cols else ""
+    ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
     return f"{form.stage} prefill GEMM: pair tiles of 256 x {form.block_n}, {form.num_stages} stages{ragged}"
 
 
 def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant, ...]:
-    a_bytes = rules.block_m * rules.block_k * BF16_BYTES
+    a_bytes = form.block_m * rules.block_k * BF16_BYTES
     b_bytes = form.block_n * rules.block_k * BF16_BYTES
     return (
         Constant("kNumThreads", (MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, "2 MMA warpgroups, 1 producer warpgroup"),
@@ -74,7 +75,7 @@ def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant
         Constant("kMmaRegisters", MMA_REGISTERS, "registers of an MMA thread"),
         Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers of a producer thread"),
         Constant("kGroupBarrier", 1, "named barrier of MMA warpgroup 0; the next is warpgroup 1's"),
-        Constant("kBlockM", rules.block_m, "token rows of a CTA"),
+        Constant("kBlockM", form.block_m, "token rows of a CTA"),
         Constant("kBlockN", form.block_n, "weight rows of a pair tile"),
         Constant("kBlockK", rules.block_k, "elements of a K block: one 128-byte swizzled row"),
         Constant("kNumStages", form.num_stages, "ring stages"),
@@ -86,13 +87,13 @@ def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant
     )
 
 
-def _front_constants(model: Model) -> tuple[Constant, ...]:
-    rules, dims = model.prefill_sm90, model.dims
+def _front_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
+    dims = model.dims
     return (
-        Constant("kNumK", dims.hidden // rules.block_k, "K blocks of a tile"),
+        Constant("kNumK", form.num_k, "K blocks of a tile"),
         Constant("kRouterCols", dims.experts, "columns of logits"),
         Constant("kLatentCols", dims.latent, "columns of latent"),
-        Constant("kLatentTiles", -(-dims.latent // rules.block_n), "column tiles of latent"),
+        Constant("kLatentTiles", -(-dims.latent // form.block_n), "column tiles of latent"),
         Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
         Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
     )
@@ -111,12 +112,12 @@ def _smem_constants(model: Model, form: GemmForm) -> tuple[tuple[Constant, ...],
     """Offsets: barriers and arrival words in the first 1024 bytes, the chaos seed's flag area, the ring, the slabs."""
     rules = model.prefill_sm90
     flags = SWIZZLE_PERIOD_BYTES
-    stage_bytes = (rules.block_m + form.block_n) * rules.block_k * BF16_BYTES
+    stage_bytes = (form.block_m + form.block_n) * rules.block_k * BF16_BYTES
     arrivals = SWIZZLE_PERIOD_BYTES - 2 * ARRIVAL_BYTES
     ring = flags + SWIZZLE_PERIOD_BYTES
     staging = ring + form.num_stages * stage_bytes
     total = staging + MMA_WARPS * STAGING_ROWS * STAGING_PITCH_BYTES
-    limit = 232448
+    limit = architecture("sm_90a").max_dynamic_smem_bytes
     if total > limit or 2 * form.num_stages * MBARRIER_BYTES > arrivals:
         raise EmitError(
             f"{model.name}: {form.stage} GEMM with {form.num_stages} stages of {stage_bytes} bytes needs {total} bytes "
@@ -150,7 +151,7 @@ _SPLIT_PARAMETERS = ("m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg
 
 def _front_maps(rules: HopperPrefillRules, form: GemmForm) -> tuple[TensorMapEntry, ...]:
     half = form.block_n // PAIR_CTAS
-    rows = {"gate_weight": half, "down_weight": half, "shared_gate_up_weight": half, "x": rules.block_m}
+    rows = {"gate_weight": half, "down_weight": half, "shared_gate_up_weight": half, "x": form.block_m}
     return tuple(TensorMapEntry(name, name, "chunks", (rules.block_k, count, 1)) for name, count in rows.items())
 
 
@@ -160,7 +161,7 @@ def _tail_maps(rules: HopperPrefillRules, form: GemmForm) -> tuple[TensorMapEntr
     maps = (
         ("shared_down_weight", "chunks", half),
         ("up_weight", up_view, half),
-        ("shared_act", "chunks", rules.block_m),
-        ("y_workspace", up_view, rules.block_m),
+        ("shared_act", "chunks", form.block_m),
+        ("y_workspace", up_view, form.block_m),
     )
     return tuple(TensorMapEntry(name, name, view, (rules.block_k, rows, 1)) for name, view, rows in maps)

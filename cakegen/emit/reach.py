@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cakegen.arch import architecture
 from cakegen.emit.decode import decode_program, norm_program
+from cakegen.emit.gemm import gemm_program
 from cakegen.emit.program import ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import DeviceFacts, Model
@@ -73,7 +74,7 @@ def program_for(model: Model, form: DecodeForm | NormForm | GemmForm, arch_famil
         return decode_program(model, form, arch_family)
     if isinstance(form, NormForm):
         return norm_program(model, form, arch_family)
-    raise EmitError(f"{model.name}: no program is written for kernel family {family!r} yet")
+    return gemm_program(model, form, arch_family)
 
 
 def family_of(form: DecodeForm | NormForm | GemmForm) -> str:
@@ -99,10 +100,20 @@ def reached_plans(model: Model) -> Iterator[Plan]:
 
 
 def _plans(model: Model, tp: int, last: int, device: DeviceFacts) -> Iterator[Plan]:
-    for tokens in range(1, last + 1):
+    for tokens in _token_counts(model, last):
         yield plan_route(model, stage="front", tp=tp, tokens=tokens, partials=1, device=device)
         for partials in _partial_counts(model.max_partials):
             yield plan_route(model, stage="tail", tp=tp, tokens=tokens, partials=partials, device=device)
+
+
+def _token_counts(model: Model, last: int) -> Iterator[int]:
+    """Every decode count, and both ends of each pair row of prefill: inside one, only the norm's grid depends on T."""
+    pair_tokens = 2 * model.prefill.block_m
+    for tokens in range(1, last + 1):
+        if tokens <= model.decode.max_tokens or tokens % pair_tokens in (0, 1) or tokens == last:
+            yield tokens
+    if last > model.decode.max_tokens:
+        yield model.decode.max_tokens + 1
 
 
 def _partial_counts(most: int) -> tuple[int, ...]:

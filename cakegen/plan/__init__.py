@@ -4,6 +4,7 @@ from cakegen.plan.form import form_of
 from cakegen.plan.records import DecodeForm, GemmForm, Launch, NormForm, Plan, Rule
 from cakegen.plan.route import plan_route
 from cakegen.plan.smem import DecodeSmem, UnitShare, decode_smem, unit_shares
+from cakegen.plan.workspace import control_words, partials_elems
 
 __all__ = [
     "DecodeForm",
@@ -14,8 +15,10 @@ __all__ = [
     "Plan",
     "Rule",
     "UnitShare",
+    "control_words",
     "decode_smem",
     "form_of",
+    "partials_elems",
     "plan_route",
     "unit_shares",
 ]

@@ -1,10 +1,11 @@
-"""Leaf module: what two launches have in common when their shapes are taken away. Imports only the plan's records."""
+"""Leaf module: what two launches have in common when their shapes are taken away. Imports records and `stream_k`."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-from cakegen.plan.records import DecodeForm, Launch, NormForm
+from cakegen.plan.records import DecodeForm, GemmForm, Launch, NormForm
+from cakegen.plan.stream_k import max_pieces
 
 
 def form_of(launch: Launch) -> Hashable:
@@ -39,11 +40,25 @@ def form_of(launch: Launch) -> Hashable:
         )
     if isinstance(form, NormForm):
         return ("tail_norm", *(("early_trigger",) if form.early_trigger else ()))
+    return _gemm_form(launch, form)
+
+
+def _gemm_form(launch: Launch, form: GemmForm) -> Hashable:
+    """With a cut, what a cluster meets: whole tiles before it, how many segments, and items of several tiles."""
+    parameters = dict(launch.parameters)
+    total = parameters["sk_total"]
+    pieces = max_pieces(total, form.num_k, parameters["sk_ipc"]) if total else 0
     flags = (
         ("evict_first", form.evict_first),
         ("fused_norm", form.fused_norm),
         ("staged_store", form.staged_store),
-        ("split_k", dict(launch.parameters)["sk_total"] > 0),
+        ("ragged", form.k1_ragged_cols > 0),
+        ("several_items", 2 * parameters["num_items"] > launch.grid_ctas[0]),
+        ("split_k", total > 0),
+        ("whole_first", total > 0 and parameters["full_items"] > 0),
+        ("many_segments", parameters["sk_max_seg"] > 2),
+        ("crossing", pieces == 2),
+        ("tile_inside", pieces > 2),
     )
     return (
         f"gemm_{form.stage}",

@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cakegen.arch import architecture
-from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
+from cakegen.plan.gemm import Launches, gemm_parameters, m_tiles_of, parameter_rules, refuse_no_pair
 from cakegen.plan.norm import norm_grid_ctas, norm_launch
 from cakegen.plan.records import GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
 from cakegen.plan.stream_k import Split, plan_halves, plan_stream_k
-
-Launches = tuple[tuple[Launch, ...], tuple[Rule, ...]]
 
 
 def plan_prefill(model: Model, stage: str, tp: int, tokens: int, device: DeviceFacts) -> Launches:
@@ -26,31 +24,9 @@ def plan_prefill(model: Model, stage: str, tp: int, tokens: int, device: DeviceF
     PlanError
         The device holds no pair, or a dimension does not divide into tiles.
     """
-    if device.resident_pairs < 1:
-        raise PlanError(
-            f"{model.name} {stage}: T = {tokens}: a prefill GEMM runs in pairs of CTAs, and the device holds"
-            f" {device.resident_pairs} resident pairs ({device.sm_count} SMs); it needs at least 1"
-        )
+    refuse_no_pair(model, stage, tokens, device)
     planner = _plan_front if stage == "front" else _plan_tail
     return planner(model, tp, tokens, device)
-
-
-def m_tiles_of(model: Model, tokens: int) -> int:
-    """Row tiles, rounded up to pairs."""
-    pair_rows = 2 * model.prefill.block_m
-    return -(-tokens // pair_rows) * 2
-
-
-def _m_tiles_rule(model: Model, tokens: int, m_tiles: int) -> Rule:
-    return Rule("m_tiles", m_tiles, f"ceil({tokens} / {model.prefill.block_m}), rounded up to even")
-
-
-def _split_rules(split: Split) -> tuple[Rule, ...]:
-    return tuple(Rule(name, value, split.reason) for name, value in split.parameters)
-
-
-def _parameters(m_tiles: int, split: Split) -> tuple[tuple[str, int], ...]:
-    return (("m_tiles", m_tiles), *split.parameters)
 
 
 def _grid_rule(split: Split) -> Rule:
@@ -66,27 +42,29 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
     half = rules.block_n // 2
     shared_tiles = exact(i_local, half, where, "shared_intermediate / TP", "gate columns of a tile")
     num_k = exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K block")
-    n_tiles, m_tiles = router_tiles + latent_tiles + shared_tiles, m_tiles_of(model, tokens)
+    n_tiles, m_tiles = router_tiles + latent_tiles + shared_tiles, m_tiles_of(rules.block_m, tokens)
     pair_rows = m_tiles // 2
     split = plan_halves(pair_rows * n_tiles, num_k, device.resident_pairs, rules)
     evict = pair_rows <= rules.front_evict_first_pair_rows
     form = GemmForm(
         stage="front",
         tp=tp,
+        block_m=rules.block_m,
         block_n=rules.block_n,
+        num_k=num_k,
         num_stages=rules.default_stages,
         evict_first=evict,
         fused_norm=False,
         staged_store=False,
+        k1_ragged_cols=0,
         constants=(("I_LOCAL", i_local), ("N_TILES", n_tiles), ("S_TILES", shared_tiles)),
     )
     key = f"front:i{i_local}{'e1' if evict else ''}{architecture(device.arch).key_suffix}"
-    launch = Launch(key, (2 * split.num_items, 1, 1), _parameters(m_tiles, split), form)
+    launch = Launch(key, (2 * split.num_items, 1, 1), gemm_parameters(m_tiles, split), form)
     tiles = f"{router_tiles} router + {latent_tiles} latent + {shared_tiles} shared tiles"
     why = (
-        _m_tiles_rule(model, tokens, m_tiles),
         Rule("n_tiles", n_tiles, f"{tiles} of {rules.block_n} columns"),
-        *_split_rules(split),
+        *parameter_rules(rules.block_m, tokens, split),
         _grid_rule(split),
         Rule("evict_first", evict, f"{pair_rows} pair rows (at most {rules.front_evict_first_pair_rows})"),
     )
@@ -121,10 +99,11 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
     where = f"prefill tail: TP {tp}"
     instance = _tail_instance(model, tp, tokens)
     n_tiles = exact(dims.hidden, instance.block_n, where, "hidden", "columns of a tile")
-    up = -(-exact(dims.latent, tp, where, "latent", "TP degree") // rules.block_k)
+    latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
+    up = -(-latent_slice // rules.block_k)
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
     down = exact(i_local, rules.block_k, where, "shared_intermediate / TP", "columns of a K block")
-    m_tiles = m_tiles_of(model, tokens)
+    m_tiles = m_tiles_of(rules.block_m, tokens)
     reuse = min(rules.raster_m_tiles, m_tiles) // 2
     split = plan_stream_k(m_tiles // 2 * n_tiles, up + down, reuse, device.resident_pairs, rules)
     one_wave = split.num_items <= device.resident_pairs
@@ -132,20 +111,22 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
     form = GemmForm(
         stage="tail",
         tp=tp,
+        block_m=rules.block_m,
         block_n=instance.block_n,
+        num_k=up + down,
         num_stages=instance.num_stages,
         evict_first=one_wave,
         fused_norm=fused,
         staged_store=instance.staged_store,
+        k1_ragged_cols=latent_slice % rules.block_k,
         constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
     )
     key = spell_tail_key(form, model) + architecture(device.arch).key_suffix
-    gemm = Launch(key, (2 * split.num_items, 1, 1), _parameters(m_tiles, split), form)
+    gemm = Launch(key, (2 * split.num_items, 1, 1), gemm_parameters(m_tiles, split), form)
     wave = f"{split.num_items} items against {device.resident_pairs} resident pairs"
     why = (
         *(Rule(name, getattr(form, name), instance.reason) for name in ("block_n", "num_stages", "staged_store")),
-        _m_tiles_rule(model, tokens, m_tiles),
-        *_split_rules(split),
+        *parameter_rules(rules.block_m, tokens, split),
         _grid_rule(split),
         Rule("evict_first", one_wave, f"{wave}: one wave reads each weight once"),
         fused_rule,

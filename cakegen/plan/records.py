@@ -90,15 +90,36 @@ class NormForm:
 
 @dataclass(frozen=True)
 class GemmForm:
-    """One persistent prefill GEMM instance (front or tail): what its key spells, and its compile-line constants."""
+    """One persistent prefill GEMM instance (front or tail): what its key spells, and its compile-line constants.
+
+    Parameters
+    ----------
+    stage, tp
+        `front` or `tail`; tensor-parallel degree.
+    block_m, block_n
+        Tokens of one CTA, of which a pair has two; weight rows of the pair's tile.
+    num_k
+        K iterations of a tile.
+    num_stages
+        K iterations that the ring holds.
+    evict_first, fused_norm, staged_store
+        Weights are streamed past L2; the tail normalises inside the launch; the final store goes through shared memory.
+    k1_ragged_cols
+        tail: columns of the latent slice in its last K iteration, where they do not fill it (0: they do).
+    constants
+        Compile-line constants, where several keys share one program.
+    """
 
     stage: str
     tp: int
+    block_m: int
     block_n: int
+    num_k: int
     num_stages: int
     evict_first: bool
     fused_norm: bool
     staged_store: bool
+    k1_ragged_cols: int
     constants: tuple[tuple[str, int], ...]
 
 

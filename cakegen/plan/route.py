@@ -14,12 +14,13 @@ from cakegen.plan.decode import plan_decode_front
 from cakegen.plan.decode_tail import plan_decode_tail
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.prefill import plan_prefill
+from cakegen.plan.prefill_sm90 import plan_prefill_sm90
 from cakegen.plan.records import DecodeForm, Launch, Plan, Rule
 from cakegen.plan.shape import decode_shape
 
 STAGES = ("front", "tail")
 # one planner an architecture family: their tiles and tensor memory differ
-_PREFILL_PLANNERS = {"sm100": plan_prefill}
+_PREFILL_PLANNERS = {"sm90": plan_prefill_sm90, "sm100": plan_prefill}
 
 
 def plan_route(model: Model, *, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Plan:
@@ -100,12 +101,4 @@ def _plan_prefill(
     model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts
 ) -> tuple[tuple[Launch, ...], tuple[Rule, ...]]:
     """Prefill by architecture family; how many partials there are changes no launch."""
-    family = architecture(device.arch).family
-    planner = _PREFILL_PLANNERS.get(family)
-    if planner is None:
-        have = ", ".join(_PREFILL_PLANNERS)
-        raise PlanError(
-            f"{model.name} {stage}: T = {tokens} > {model.decode.max_tokens} needs a prefill route, and {device.arch}"
-            f" has none (families that have: {have}). Split the tokens into calls of at most {model.decode.max_tokens}."
-        )
-    return planner(model, stage, tp, tokens, device)
+    return _PREFILL_PLANNERS[architecture(device.arch).family](model, stage, tp, tokens, device)

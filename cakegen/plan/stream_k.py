@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from cakegen.model import PrefillRules
+from cakegen.model import HopperPrefillRules, PrefillRules
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Split:
     Parameters
     ----------
     num_items
-        Cluster-sized units of work; the grid is two CTAs an item.
+        Cluster-sized units of work: one an SM100 cluster, spread over the resident clusters on Hopper.
     full_items
         Items that are whole tiles.
     sk_ipc
@@ -47,13 +47,46 @@ class Split:
         return tuple((name, getattr(self, name)) for name in names)
 
 
+@dataclass(frozen=True)
+class CutCosts:
+    """What bounds a cut, and what it costs; all in K iterations of one pair.
+
+    Parameters
+    ----------
+    min_ipc
+        Fewest iterations of an item.
+    max_segments
+        Most segments of a tile.
+    epilogue
+        The end of each piece: of a whole tile, or of an item's part of a tile.
+    segment
+        Each segment of a tile after the first.
+    min_saving
+        What a cut must save at least.
+    """
+
+    min_ipc: int
+    max_segments: int
+    epilogue: int
+    segment: int
+    min_saving: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A way to cut, and what the whole GEMM then costs in K iterations of one pair."""
+
+    cost: int
+    split: Split
+
+
 def whole_tiles(tiles: int, num_k: int, reason: str) -> Split:
     """Every tile is one item over all of K."""
     return Split(tiles, tiles, num_k, 1, 0, reason)
 
 
 def plan_halves(tiles: int, num_k: int, resident: int, rules: PrefillRules) -> Split:
-    """The front's rule: the trailing wave's tiles run as two aligned K halves, or nothing is cut.
+    """The SM100 front's rule: the trailing wave's tiles run as two aligned K halves, or nothing is cut.
 
     Parameters
     ----------
@@ -82,14 +115,9 @@ def plan_halves(tiles: int, num_k: int, resident: int, rules: PrefillRules) -> S
     return Split(tiles + rem, tiles - rem, half, 2, rem * num_k, reason)
 
 
-def max_segments(cut_tiles: int, num_k: int, ipc: int) -> int:
-    """Most items that share one of the cut tiles."""
-    return max((x * num_k + num_k - 1) // ipc - x * num_k // ipc + 1 for x in range(cut_tiles))
-
-
 @functools.lru_cache(maxsize=1024)
 def plan_stream_k(tiles: int, num_k: int, reuse: int, resident: int, rules: PrefillRules) -> Split:
-    """The tail's rule: cut the trailing wave (or it and one wave more) into equal runs of K iterations.
+    """The SM100 tail's rule: cut the trailing wave (or it and one wave more) into equal runs of K iterations.
 
     Parameters
     ----------
@@ -110,40 +138,118 @@ def plan_stream_k(tiles: int, num_k: int, reuse: int, resident: int, rules: Pref
     if short_reuse and 100 * rem > limit * resident:
         return whole_tiles(tiles, num_k, f"reuse {reuse} is partial and {rem} tiles exceed {limit} % of {resident}")
     cuts = [rem] if short_reuse or waves == 0 else [rem, rem + resident]
-    whole = (waves + 1) * num_k
-    found = [option for cut in cuts if (option := _cheapest_cut(tiles, cut, num_k, resident, rules)) is not None]
+    costs = _sm100_costs(rules)
+    found = [option for cut in cuts if (option := cheapest_cut(tiles, cut, num_k, resident, costs)) is not None]
     if not found:
-        return whole_tiles(tiles, num_k, f"no cut of {cuts} tiles keeps {rules.stream_k_max_segments} segments a tile")
-    cost, split = min(found, key=lambda option: option[0])
-    saving = whole - cost
-    if saving < rules.stream_k_min_saving:
-        reason = (
-            f"the cheapest cut costs {cost} of {whole} iterations: saves {saving}, under {rules.stream_k_min_saving}"
-        )
-        return whole_tiles(tiles, num_k, reason)
-    return split
+        return whole_tiles(tiles, num_k, f"no cut of {cuts} tiles keeps {costs.max_segments} segments a tile")
+    best = min(found, key=lambda option: option.cost)
+    whole = whole_cost(tiles, num_k, resident, costs)
+    if whole - best.cost < costs.min_saving:
+        return whole_tiles(tiles, num_k, _no_saving(best.cost, whole, costs))
+    return best.split
 
 
-def _cheapest_cut(tiles: int, cut: int, num_k: int, resident: int, rules: PrefillRules) -> tuple[int, Split] | None:
-    """The cheapest way to run the last `cut` tiles as equal runs, with its cost in K iterations of one pair."""
+@functools.lru_cache(maxsize=1024)
+def plan_waves(tiles: int, num_k: int, resident: int, rules: HopperPrefillRules) -> Split:
+    """Hopper's rule, for both GEMMs: a ladder from whole tiles to wider cuts, each rung of which must pay.
+
+    Parameters
+    ----------
+    tiles, num_k, resident
+        As in `plan_halves`.
+    """
+    waves, rem = divmod(tiles, resident)
+    if rem == 0:
+        return whole_tiles(tiles, num_k, f"{tiles} tiles are {waves} full waves of {resident}")
+    costs = _hopper_costs(rules)
+    # 1. whole tiles; 2. the trailing wave is cut; 3. with it the wave before, for which the workspace is far larger
+    cuts = [rem] if waves == 0 else [rem, rem + resident]
+    whole = whole_cost(tiles, num_k, resident, costs)
+    found = [option for cut in cuts if (option := cheapest_cut(tiles, cut, num_k, resident, costs)) is not None]
+    if not found:
+        return whole_tiles(tiles, num_k, f"no cut of {cuts} tiles keeps {costs.max_segments} segments a tile")
+    least, chosen = whole, None
+    for option in found:
+        if least - option.cost >= costs.min_saving:
+            least, chosen = option.cost, option.split
+    if chosen is None:
+        return whole_tiles(tiles, num_k, _no_saving(min(option.cost for option in found), whole, costs))
+    return chosen
+
+
+def _no_saving(cost: int, whole: int, costs: CutCosts) -> str:
+    return f"the cheapest cut costs {cost} of {whole} iterations: saves {whole - cost}, under {costs.min_saving}"
+
+
+def _sm100_costs(rules: PrefillRules) -> CutCosts:
+    """Epilogues are free there: the accumulators lie in tensor memory and are read out while the next tile runs."""
+    return CutCosts(
+        min_ipc=rules.stream_k_min_ipc,
+        max_segments=rules.stream_k_max_segments,
+        epilogue=0,
+        segment=rules.stream_k_segment_cost,
+        min_saving=rules.stream_k_min_saving,
+    )
+
+
+def _hopper_costs(rules: HopperPrefillRules) -> CutCosts:
+    return CutCosts(
+        min_ipc=rules.stream_k_min_ipc,
+        max_segments=rules.stream_k_max_segments,
+        epilogue=rules.epilogue_iters,
+        segment=rules.stream_k_segment_cost,
+        min_saving=rules.stream_k_min_saving,
+    )
+
+
+def whole_cost(tiles: int, num_k: int, resident: int, costs: CutCosts) -> int:
+    """What whole tiles cost: every wave, the trailing one included, takes a tile's time."""
+    return -(-tiles // resident) * (num_k + costs.epilogue)
+
+
+def max_segments(cut_tiles: int, num_k: int, ipc: int) -> int:
+    """Most items that share one of the cut tiles."""
+    return max((x * num_k + num_k - 1) // ipc - x * num_k // ipc + 1 for x in range(cut_tiles))
+
+
+def max_pieces(total: int, num_k: int, ipc: int) -> int:
+    """Most tiles that one item has a part of."""
+    return max((min(total, begin + ipc) - 1) // num_k - begin // num_k + 1 for begin in range(0, total, ipc))
+
+
+def cheapest_cut(tiles: int, cut: int, num_k: int, resident: int, costs: CutCosts) -> Cut | None:
+    """The cheapest way to run the last `cut` tiles as equal runs, at most one a resident pair.
+
+    Returns
+    -------
+    Cut | None
+        None where every way leaves a tile with too many segments, or an item with too few iterations.
+    """
     total, full_items = cut * num_k, tiles - cut
+    full_cost = whole_cost(full_items, num_k, resident, costs)
     best: tuple[int, int, int] | None = None
     seen_ipc = 0
-    for runs in range(min(resident, total // rules.stream_k_min_ipc), 0, -1):
+    for runs in range(min(resident, total // costs.min_ipc), 0, -1):
         ipc = -(-total // runs)
         if ipc == seen_ipc:
             continue
         seen_ipc = ipc
+        # items only grow from here on
+        if best is not None and full_cost + ipc + costs.epilogue >= best[0]:
+            break
         segments = max_segments(cut, num_k, ipc)
-        cost = full_items // resident * num_k + ipc + rules.stream_k_segment_cost * (segments - 1)
-        if segments <= rules.stream_k_max_segments and (best is None or cost < best[0]):
+        if segments > costs.max_segments:
+            continue
+        pieces = max_pieces(total, num_k, ipc)
+        cost = full_cost + ipc + costs.epilogue * pieces + costs.segment * (segments - 1)
+        if best is None or cost < best[0]:
             best = (cost, ipc, segments)
     if best is None:
         return None
     cost, ipc, segments = best
-    whole = (tiles // resident + 1) * num_k
+    whole = whole_cost(tiles, num_k, resident, costs)
     reason = (
         f"the last {cut} of {tiles} tiles run as items of {ipc} iterations, at most {segments} segments a tile: cost"
-        f" {cost} instead of {whole}, saves {whole - cost} (at least {rules.stream_k_min_saving})"
+        f" {cost} instead of {whole}, saves {whole - cost} (at least {costs.min_saving})"
     )
-    return cost, Split(full_items + -(-total // ipc), full_items, ipc, segments, total, reason)
+    return Cut(cost, Split(full_items + -(-total // ipc), full_items, ipc, segments, total, reason))

@@ -12,10 +12,12 @@ import torch
 from cakegen.registry import load_registry
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.runner import Outputs, Runner
+from cakegen.runtime.workspace import Workspace
 
 __all__ = [
     "LatentMoe",
     "Runner",
+    "Workspace",
     "generated_program_available",
     "kimi_k3_latent_moe",
     "kimi_k3_latent_moe_front",
@@ -41,7 +43,7 @@ def prepare_kimi_k3_latent_moe_front(
     shared_act: torch.Tensor,
     *,
     backend: str = "auto",
-    workspace: None = None,
+    workspace: Workspace | None = None,
 ) -> Runner:
     """Prepare a front; see `LatentMoe.prepare_front`.
 
@@ -62,7 +64,7 @@ def kimi_k3_latent_moe_front(
     shared_act: torch.Tensor,
     *,
     backend: str = "auto",
-    workspace: None = None,
+    workspace: Workspace | None = None,
 ) -> Outputs:
     """Prepare and run a front once; returns `(logits, latent, shared_act)`."""
     operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
@@ -81,7 +83,7 @@ def prepare_kimi_k3_latent_moe_tail(
     rank: int,
     y_workspace: torch.Tensor,
     backend: str = "auto",
-    workspace: None = None,
+    workspace: Workspace | None = None,
 ) -> Runner:
     """Prepare a tail; see `LatentMoe.prepare_tail`.
 
@@ -115,7 +117,7 @@ def kimi_k3_latent_moe_tail(
     rank: int,
     y_workspace: torch.Tensor,
     backend: str = "auto",
-    workspace: None = None,
+    workspace: Workspace | None = None,
 ) -> Outputs:
     """Prepare and run a tail once; returns `(y_workspace, out)`."""
     return prepare_kimi_k3_latent_moe_tail(

@@ -18,14 +18,12 @@ from cakegen.registry import Program, Registry
 from cakegen.runtime import driver
 from cakegen.runtime.device import Device
 
-SLOT_BYTES = 128
-"""Distance of control words: one L2 line each, so that the counters of two runners never share one."""
+SLOT_SIZES = ((128, 512), (4096, 64))
+"""Bytes of a slot and slots of a slab. A fused norm's counter is alone in its L2 line, so that two runners never share
+one; a split GEMM counts arrivals in four words for each of up to 256 cut tiles."""
 
-SLAB_SLOTS = 512
+WORD_BYTES = 4
 RESERVED_SLOTS = 16
-MIN_RETIRED = 128
-"""Fewer retired words are not worth a synchronise."""
-
 WAIT_RECORD_WORDS = 16
 DEFAULT_WAIT_SECONDS = 2.0
 GRID_COUNTER = 0xFFFF
@@ -33,14 +31,15 @@ _NS_PER_SECOND = 1_000_000_000
 
 
 @dataclass(eq=False)
-class ControlWord:
-    """One zeroed int32 in device memory, lent to one runner. Every launch leaves it at zero.
+class ControlWords:
+    """Zeroed int32 words in device memory, lent to one runner. Every launch leaves them at zero.
 
-    `captured` says that a graph holds the address: the word is then never lent again, since the graph may be
+    `captured` says that a graph holds the address: the words are then never lent again, since the graph may be
     replayed after its runner is gone.
     """
 
     address: int
+    home: collections.deque[int]
     captured: bool = False
 
 
@@ -78,54 +77,68 @@ class WaitRecord:
         self._words[1] = seed & (2**64 - 1)
 
 
+class _Pool:
+    """Zeroed slots of one size, lent and taken back. Its user holds a lock."""
+
+    def __init__(self, slot_bytes: int, slab_slots: int) -> None:
+        self.slot_bytes = slot_bytes
+        self._slab_slots = slab_slots
+        self.free: list[int] = _allocate_slab(slot_bytes, slab_slots)
+        # appended to by finalisers, which may run inside any other code of this thread: no lock there
+        self.retired: collections.deque[int] = collections.deque()
+
+    def refill(self) -> None:
+        """Take back the slots of runners that are gone, if they are many, or allocate another slab.
+
+        A kernel of such a runner may be in flight, so the device is synchronised first. That is refused while another
+        thread captures on this device; then a slab serves as well.
+        """
+        count = len(self.retired)
+        if count >= self._slab_slots // 4 and _synchronised():
+            self.free.extend(self.retired.popleft() for _ in range(count))
+        else:
+            self.free.extend(_allocate_slab(self.slot_bytes, self._slab_slots))
+
+
 class DeviceControl:
     """The control words and the wait record of one device. Safe to use from several threads."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self._lock = threading.Lock()
-        self._free: list[int] = []
-        # appended to by finalisers, which may run inside any other code of this thread: no lock there
-        self._retired: collections.deque[int] = collections.deque()
         with driver.using_context(device.context), driver.relaxed_capture():
             self.wait_record = _allocate_wait_record()
-            self._free.extend(_allocate_slab())
+            self._pools = [_Pool(slot_bytes, slots) for slot_bytes, slots in SLOT_SIZES]
 
-    def take_word(self) -> ControlWord:
-        """Lend a zeroed word; a few stay in reserve for runners that are prepared inside a capture.
+    def take_words(self, count: int) -> ControlWords:
+        """Lend `count` zeroed int32; a few slots stay in reserve for runners that are prepared inside a capture.
 
         Raises
         ------
         LaunchError
-            The reserve is spent and the current stream is being captured, where nothing can be allocated.
+            More words than a slot holds; or the reserve is spent and the current stream is being captured, where
+            nothing can be allocated.
         """
+        needed = count * WORD_BYTES
+        pool = next((pool for pool in self._pools if needed <= pool.slot_bytes), None)
+        if pool is None:
+            most = self._pools[-1].slot_bytes
+            raise LaunchError(f"{count} control words need {needed} bytes; a runner has at most {most}")
         with self._lock:
-            if len(self._free) < RESERVED_SLOTS and not driver.is_capturing():
-                self._refill()
-            if not self._free:
+            if len(pool.free) < RESERVED_SLOTS and not driver.is_capturing():
+                with driver.using_context(self.device.context), driver.relaxed_capture():
+                    pool.refill()
+            if not pool.free:
                 raise LaunchError(
                     f"cuda:{self.device.ordinal}: all control words are lent, and the current stream is in capture, "
                     "where no memory can be allocated. Prepare the runner before the capture."
                 )
-            return ControlWord(self._free.pop())
+            return ControlWords(pool.free.pop(), pool.retired)
 
-    def retire_word(self, word: ControlWord) -> None:
-        """Take back the word of a runner that is gone."""
-        if not word.captured:
-            self._retired.append(word.address)
-
-    def _refill(self) -> None:
-        """Take back the words of runners that are gone, if they are many, or allocate another slab.
-
-        A kernel of such a runner may be in flight, so the device is synchronised first. That is refused while another
-        thread captures on this device; then a slab serves as well.
-        """
-        with driver.using_context(self.device.context), driver.relaxed_capture():
-            count = len(self._retired)
-            if count >= MIN_RETIRED and _synchronised():
-                self._free.extend(self._retired.popleft() for _ in range(count))
-            else:
-                self._free.extend(_allocate_slab())
+    def retire_words(self, words: ControlWords) -> None:
+        """Take back the words of a runner that is gone."""
+        if not words.captured:
+            words.home.append(words.address)
 
 
 def _synchronised() -> bool:
@@ -136,9 +149,9 @@ def _synchronised() -> bool:
     return True
 
 
-def _allocate_slab() -> list[int]:
-    """Zeroed memory for SLAB_SLOTS words; complete before it returns, so that any stream may use it."""
-    bytes_ = SLAB_SLOTS * SLOT_BYTES
+def _allocate_slab(slot_bytes: int, slots: int) -> list[int]:
+    """Addresses of zeroed slots; complete before it returns, so that any stream may use them."""
+    bytes_ = slots * slot_bytes
     base = int(driver.call("cuMemAlloc", bytes_, what="control words"))
     flags = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
     # a stream of its own: the default stream would wait for, or break, another thread's capture
@@ -146,7 +159,7 @@ def _allocate_slab() -> list[int]:
     driver.call("cuMemsetD8Async", base, 0, bytes_, stream, what="control words")
     driver.call("cuStreamSynchronize", stream, what="control words")
     driver.call("cuStreamDestroy", stream, what="control words")
-    return [base + slot * SLOT_BYTES for slot in range(SLAB_SLOTS)]
+    return [base + slot * slot_bytes for slot in range(slots)]
 
 
 def _allocate_wait_record() -> WaitRecord:

@@ -119,6 +119,13 @@ def context_is_current(context: int) -> bool:
     return not result and int(current) == context
 
 
+def is_idle(stream: int) -> bool:
+    """Whether all work of a stream is complete; a stream that was destroyed, or is being captured, counts as busy."""
+    module = bindings()
+    (result,) = module.cuStreamQuery(stream)
+    return bool(result == module.CUresult.CUDA_SUCCESS)
+
+
 @contextlib.contextmanager
 def using_context(context: int) -> Iterator[None]:
     """Make a context current for a while; a thread that had none keeps it."""

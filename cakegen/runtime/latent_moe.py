@@ -18,8 +18,17 @@ from cakegen.runtime.control import DeviceControl, WaitRecord, describe_wait_rec
 from cakegen.runtime.device import Device, open_device, opened_device
 from cakegen.runtime.programs import LoadedProgram, ProgramTable, check_residency, measure_resident_clusters
 from cakegen.runtime.reference import reference_front, reference_tail
-from cakegen.runtime.runner import EmptyRunner, Outputs, ProgramRunner, ReferenceRunner, Runner, with_wait_report
+from cakegen.runtime.runner import (
+    EmptyRunner,
+    Outputs,
+    ProgramRunner,
+    ReferenceRunner,
+    Runner,
+    plan_partials,
+    with_wait_report,
+)
 from cakegen.runtime.validate import Request, validate_front, validate_tail
+from cakegen.runtime.workspace import Workspace, stream_workspace
 
 BACKENDS = ("auto", "reference")
 
@@ -65,7 +74,7 @@ class LatentMoe:
         shared_act: torch.Tensor,
         *,
         backend: str = "auto",
-        workspace: None = None,
+        workspace: Workspace | None = None,
     ) -> Runner:
         """Validate, plan, load and bind a front; the runner returns `(logits, latent, shared_act)`.
 
@@ -81,7 +90,7 @@ class LatentMoe:
         backend
             `auto`: generated programs, on CUDA tensors. `reference`: torch, on any device.
         workspace
-            Must be None: no program of this version needs one.
+            Where split prefill GEMMs keep fp32 partials; None: the one of the current stream.
 
         Raises
         ------
@@ -111,7 +120,7 @@ class LatentMoe:
         rank: int,
         y_workspace: torch.Tensor,
         backend: str = "auto",
-        workspace: None = None,
+        workspace: Workspace | None = None,
     ) -> Runner:
         """Validate, plan, load and bind a tail; the runner returns `(y_workspace, out)`.
 
@@ -243,7 +252,7 @@ class LatentMoe:
         control = opened_control(_ordinal(torch.device(device)))
         return None if control is None else describe_wait_record(control.wait_record.words, (self.registry,))
 
-    def _prepare(self, request: Request, backend: str, workspace: None, compute: Any) -> Runner:
+    def _prepare(self, request: Request, backend: str, workspace: Workspace | None, compute: Any) -> Runner:
         _check_options(request, backend, workspace)
         if backend == "reference":
             return EmptyRunner(request, None) if request.tokens == 0 else ReferenceRunner(request, compute)
@@ -259,7 +268,8 @@ class LatentMoe:
             device = self._open(ordinal)
             control = self._open_control(device)
             route = self._route(device, request.stage, request.tp, request.tokens, request.partials)
-            return ProgramRunner(request, route.plan, route.programs, device, control, self.registry)
+            chosen = _workspace_for(route.plan, ordinal, workspace)
+            return ProgramRunner(request, route.plan, route.programs, device, control, self.registry, chosen)
         except LaunchError as error:
             raise with_wait_report(error, ordinal, self.registry) from None
 
@@ -341,17 +351,26 @@ def _refuse_in_capture(what: str) -> None:
         )
 
 
-def _check_options(request: Request, backend: str, workspace: None) -> None:
+def _check_options(request: Request, backend: str, workspace: Workspace | None) -> None:
     if backend == "emulator":
         known = ", ".join(BACKENDS)
         raise LaunchError(f"{request.stage}: backend='emulator' is not part of this version; it has {known}.")
     if backend not in BACKENDS:
         raise LaunchError(f"{request.stage}: backend must be one of {', '.join(BACKENDS)}; got {backend!r}.")
-    if workspace is not None:
+    if workspace is not None and not isinstance(workspace, Workspace):
+        raise LaunchError(f"{request.stage}: workspace must be a Workspace or None; got {type(workspace).__name__}.")
+    if workspace is not None and workspace.device != request.device:
         raise LaunchError(
-            f"{request.stage}: workspace must be None; got {type(workspace).__name__}. No route of this version "
-            "keeps fp32 partials between CTAs, so there is nothing to share."
+            f"{request.stage}: the workspace is on {workspace.device}, the operands are on {request.device}; make one "
+            "on the operands' device."
         )
+
+
+def _workspace_for(plan: Plan, ordinal: int, workspace: Workspace | None) -> Workspace | None:
+    """The caller's workspace, or the current stream's; None where the plan keeps no partials."""
+    if plan_partials(plan) == 0:
+        return None
+    return stream_workspace(ordinal) if workspace is None else workspace
 
 
 def _ordinal(device: torch.device) -> int:

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 from cakegen.errors import LaunchError
+from cakegen.plan import control_words, partials_elems
 from cakegen.plan.records import Launch, Plan
-from cakegen.registry import Program, Registry
+from cakegen.registry import Registry
 from cakegen.runtime import driver
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
-from cakegen.runtime.control import ControlWord, DeviceControl, describe_wait_record, opened_control
+from cakegen.runtime.control import ControlWords, DeviceControl, describe_wait_record, opened_control
 from cakegen.runtime.device import Device
 from cakegen.runtime.programs import LoadedProgram
 from cakegen.runtime.validate import Request
+from cakegen.runtime.workspace import Workspace
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -96,7 +98,13 @@ class ReferenceRunner(Runner):
 
 
 class ProgramRunner(Runner):
-    """A call of generated programs."""
+    """A call of generated programs.
+
+    Parameters
+    ----------
+    workspace
+        Where the fp32 partials of split tiles go; None where the plan splits none.
+    """
 
     def __init__(
         self,
@@ -106,39 +114,49 @@ class ProgramRunner(Runner):
         device: Device,
         control: DeviceControl,
         registry: Registry,
+        workspace: Workspace | None,
     ) -> None:
         super().__init__(request, plan)
         self._device = device
         self._registry = registry
-        self._word = self._take_word(control, programs)
+        self._workspace = workspace
+        self._partials = None if workspace is None else workspace.reserve(plan_partials(plan))
+        self._words = self._take_words(control, plan)
+        buffers = {name: operand.address for name, operand in request.operands.items()}
+        buffers["wait_record"] = control.wait_record.device_address
+        buffers["counters"] = 0 if self._words is None else self._words.address
+        buffers["partials"] = 0 if self._partials is None else self._partials.data_ptr()
+        parameters = run_parameters(request)
         self.launches = tuple(
-            BoundLaunch(loaded, launch, self._bind(request, loaded.program, launch, control))
+            BoundLaunch(
+                loaded,
+                launch,
+                pack_arguments(
+                    bind_arguments(loaded.program, request.operands, buffers, {**parameters, **dict(launch.parameters)})
+                ),
+            )
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
         # a launch sets its configuration's stream: two threads must not mix theirs
         self._lock = threading.Lock()
 
-    def _take_word(self, control: DeviceControl, programs: tuple[LoadedProgram, ...]) -> ControlWord | None:
-        if not any(("buffer", "counters") in loaded.program.arg_plan for loaded in programs):
+    def _take_words(self, control: DeviceControl, plan: Plan) -> ControlWords | None:
+        """Counters of one launch at a time: the launches of a plan follow each other, and each leaves them at zero."""
+        count = max(control_words(launch) for launch in plan.launches)
+        if count == 0:
             return None
-        word = control.take_word()
-        weakref.finalize(self, control.retire_word, word)
-        return word
-
-    def _bind(self, request: Request, program: Program, launch: Launch, control: DeviceControl) -> ArgumentBlock:
-        buffers = {name: operand.address for name, operand in request.operands.items()}
-        buffers["wait_record"] = control.wait_record.device_address
-        if self._word is not None:
-            buffers["counters"] = self._word.address
-        parameters = {**run_parameters(request), **dict(launch.parameters)}
-        return pack_arguments(bind_arguments(program, request.operands, buffers, parameters))
+        words = control.take_words(count)
+        weakref.finalize(self, control.retire_words, words)
+        return words
 
     def __call__(self) -> Outputs:
         """Launch on torch's current stream of the operands' device."""
         device = self._device
         stream = driver.current_stream(device.ordinal)
-        if self._word is not None and not self._word.captured and driver.is_capturing():
-            self._word.captured = True
+        if self._words is not None and not self._words.captured and driver.is_capturing():
+            self._words.captured = True
+        if self._workspace is not None:
+            self._workspace.enter(stream)
         try:
             if driver.context_is_current(device.context):
                 self._launch_on(stream)
@@ -153,6 +171,11 @@ class ProgramRunner(Runner):
         with self._lock:
             for launch in self.launches:
                 launch.launch_on(stream)
+
+
+def plan_partials(plan: Plan) -> int:
+    """fp32 elements of workspace that a plan's launches need; they follow each other, so the largest serves all."""
+    return max(partials_elems(launch) for launch in plan.launches)
 
 
 def run_parameters(request: Request) -> dict[str, int]:

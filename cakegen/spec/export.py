@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from cakegen.arch import ARCHITECTURES
 from cakegen.errors import SpecError
-from cakegen.model import DecodeRules, Family, Model, ModelDims, PrefillRules, Target
+from cakegen.model import DecodeRules, Family, HopperPrefillRules, Model, ModelDims, PrefillRules, Target
 from cakegen.spec.legality import check_model
 from cakegen.spec.sections import (
     DecodeSection,
@@ -18,6 +18,7 @@ from cakegen.spec.sections import (
     ModelSection,
     Name,
     PrefillSection,
+    PrefillSm90Section,
     RequestsSection,
     Section,
     TargetSection,
@@ -34,6 +35,7 @@ class ExportSpec(Section):
     kernels: tuple[KernelSection, ...]
     decode: DecodeSection
     prefill: PrefillSection
+    prefill_sm90: PrefillSm90Section
 
     def to_model(self) -> Model:
         """The records that planner, emitter and runtime share.
@@ -52,6 +54,7 @@ class ExportSpec(Section):
             families=tuple(Family(**section.model_dump()) for section in self.kernels),
             decode=DecodeRules(**self.decode.model_dump()),
             prefill=PrefillRules(**self.prefill.model_dump()),
+            prefill_sm90=HopperPrefillRules(**self.prefill_sm90.model_dump()),
         )
 
 
@@ -122,7 +125,11 @@ def _shown(value: Any) -> str:
 
 def _reason(location: list[Any]) -> str | None:
     """The description of a field, where its section gives one."""
-    sections: dict[str, type[Section]] = {"decode": DecodeSection, "prefill": PrefillSection}
+    sections: dict[str, type[Section]] = {
+        "decode": DecodeSection,
+        "prefill": PrefillSection,
+        "prefill_sm90": PrefillSm90Section,
+    }
     section = sections.get(str(location[0])) if len(location) > 1 else None
     field = section.model_fields.get(str(location[1])) if section else None
     return field.description if field else None

@@ -142,19 +142,13 @@ def _requests(model: Model, target: Target) -> Iterator[tuple[int, int, int, int
     edges = {1, rules.max_tokens, rules.resident_tokens_staged, rules.resident_tokens_long, rules.resident_tokens_short}
     edges |= set(rules.n_pads) | {n_pad + 1 for n_pad in rules.n_pads}
     tokens = {t for t in edges if 1 <= t <= rules.max_tokens}
-    if plans_prefill(target.arch):
-        size = rules.max_tokens + 1
-        while size < model.max_tokens:
-            tokens.add(size)
-            size *= 2
-        tokens.add(model.max_tokens)
+    size = rules.max_tokens + 1
+    while size < model.max_tokens:
+        tokens.add(size)
+        size *= 2
+    tokens.add(model.max_tokens)
     for tp in target.tp_degrees:
         for sm_count in target.sm_counts:
             for count in sorted(tokens):
                 for partials in sorted({1, model.max_partials}):
                     yield tp, sm_count, count, partials
-
-
-def plans_prefill(arch: str) -> bool:
-    """Whether the planner has prefill rules for an architecture."""
-    return architecture(arch).family == "sm100"

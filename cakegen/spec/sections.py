@@ -123,3 +123,18 @@ class PrefillSection(Section):
     fused_norm_min_down_chunks: Count
     fused_norm_rows_per_cta: Positive
     norm_rows_per_cta: Positive
+
+
+class PrefillSm90Section(Section):
+    """`[prefill_sm90]`: fields of `cakegen.model.HopperPrefillRules`."""
+
+    block_m: Annotated[int, Field(ge=128, le=128, description="two warpgroups of 64 tokens, wgmma's M")]
+    block_n: Annotated[int, Field(ge=256, le=256, description="wgmma's largest N, and half of it a rank to load")]
+    block_k: ChunkWidth
+    num_stages: Stages
+    raster_m_tiles: Annotated[int, Field(ge=2, le=2**20, multiple_of=2, description="a pair of CTAs has two row tiles")]
+    epilogue_iters: Count
+    stream_k_min_ipc: Positive
+    stream_k_max_segments: Annotated[int, Field(ge=1, le=64)]
+    stream_k_segment_cost: Count
+    stream_k_min_saving: Annotated[int, Field(ge=1, le=2**20, description="a cut that saves nothing is none")]

@@ -41,7 +41,7 @@ __device__ __forceinline__ u32 ld_acquire_gpu(const u32* address) {
 // before.
 __device__ __forceinline__ void counter_wait_wrapped(const u32* counter, const Watch& watch) {
     chaos_point(13);
-    WaitClock clock;
+    WaitClock<kGridPatience> clock;
     for (u32 seen = ld_acquire_gpu(counter); seen != 0; seen = ld_acquire_gpu(counter)) {
         if (clock.expired(watch)) {
             report_and_trap(watch, kGridCounter, 0, seen);

@@ -26,6 +26,8 @@ PARTS = {
     "host/common.cuh": "#pragma once\n#include <cuda.h>\n",
     "host/binding.cu": '#include "${host_common | file_name}"\nint run_${spec.name | ident}() { return 0; }\n',
     "kernels/sm90/decode.cu": KERNEL,
+    "kernels/sm90/front_gemm.cu": KERNEL,
+    "kernels/sm90/tail_gemm.cu": KERNEL,
     "kernels/sm90/tail_norm.cu": KERNEL.replace('#include "${device_family | file_name}"\n', ""),
 }
 

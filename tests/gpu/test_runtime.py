@@ -296,7 +296,7 @@ runner = case.prepare(128)
 runner()
 torch.cuda.synchronize()
 # arrivals that nobody made: the counter wraps early, and the last CTAs wait for a zero that never comes
-driver.call("cuMemsetD32", runner._word.address, 2, 1)
+driver.call("cuMemsetD32", runner._words.address, 2, 1)
 runner()
 try:
     torch.cuda.synchronize()

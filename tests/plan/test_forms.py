@@ -58,6 +58,26 @@ def test_tiny_reaches_every_hopper_decode_form() -> None:
     assert ragged_pairs
 
 
+def test_tiny_reaches_every_hopper_prefill_form() -> None:
+    kimi, tiny = kimi_k3_model(), tiny_model()
+    tokens = range(256, 16385, 256)
+    large = forms(kimi, "sm_90a", (32, *sm_counts(kimi, "sm_90a")), tokens)
+    small = forms(tiny, "sm_90a", sm_counts(tiny, "sm_90a"), tokens)
+    assert large <= small
+    # each way to cut, with and without whole tiles before it
+    for stage in ("gemm_front", "gemm_tail"):
+        of_stage = [form for form in large if has(form, stage)]
+        for marks in (("split_k",), ("crossing",), ("tile_inside",), ("many_segments", "crossing")):
+            cut = [form for form in of_stage if has(form, *marks)]
+            assert {has(form, "whole_first") for form in cut} == {True, False}
+        assert any(has(form, "several_items") and not has(form, "split_k") for form in of_stage)
+    # the large model's ragged tail is never cut; the small ones' is, so that a test can run it
+    assert any(has(form, "ragged") for form in large)
+    assert not any(has(form, "ragged", "split_k") for form in large)
+    ragged = forms(tiny_ragged_model(), "sm_90a", sm_counts(tiny, "sm_90a"), range(256, 2049, 256))
+    assert any(has(form, "ragged", "split_k") for form in ragged)
+
+
 def test_tiny_reaches_every_blackwell_form() -> None:
     kimi, tiny = kimi_k3_model(), tiny_model()
     tokens = (*DECODE_TOKENS, *PREFILL_TOKENS)

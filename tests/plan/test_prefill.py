@@ -122,11 +122,6 @@ def test_every_prefill_decision_names_its_rule(kimi: Model, b200: DeviceFacts) -
         assert values.get(rule.field, rule.value) == rule.value
 
 
-def test_hopper_has_no_prefill_yet(kimi: Model, h200: DeviceFacts) -> None:
-    with pytest.raises(PlanError, match=r"T = 129 > 128 needs a prefill route, and sm_90a has none"):
-        launches(kimi, h200, "tail", 8, 129)
-
-
 def test_prefill_refuses_a_device_without_pairs(kimi: Model, b200: DeviceFacts) -> None:
     lone = dataclasses.replace(b200, resident_pairs=0)
     with pytest.raises(PlanError, match=r"0 resident pairs \(148 SMs\); it needs at least 1"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from models import kimi_k3_model, tiny_model
-from runtime_fakes import FakeCompiler, FakeDriver, Machine, registry_of
+from runtime_fakes import FakeCompiler, FakeDriver, Machine, registry_of, torch_without_cuda
 
 from cakegen.registry import Registry
-from cakegen.runtime import control, device, driver, programs
+from cakegen.runtime import control, device, driver, programs, workspace
 
 
 @pytest.fixture
@@ -21,6 +21,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(programs, "compilation", fake.compiler)
     monkeypatch.setattr(device, "_opened", {})
     monkeypatch.setattr(control, "_controls", {})
+    monkeypatch.setattr(workspace, "_shared", {})
+    monkeypatch.setattr(workspace, "torch", torch_without_cuda())
     return fake
 
 

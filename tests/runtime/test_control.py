@@ -3,97 +3,150 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import pytest
 from cuda.bindings import driver as real
+from models import kimi_k3_model
 from runtime_fakes import Machine
 
 from cakegen.errors import LaunchError
+from cakegen.model import DeviceFacts
+from cakegen.plan import control_words, plan_route
 from cakegen.registry import Registry
 from cakegen.runtime import control
 from cakegen.runtime.control import (
-    MIN_RETIRED,
     RESERVED_SLOTS,
-    SLAB_SLOTS,
-    SLOT_BYTES,
-    ControlWord,
+    SLOT_SIZES,
+    WORD_BYTES,
+    ControlWords,
     DeviceControl,
     describe_wait_record,
     open_control,
 )
 from cakegen.runtime.device import open_device
 
+LARGEST = SLOT_SIZES[-1][0] // WORD_BYTES
+# the fewest words that each size of slot is taken for, with the slots of a slab
+SIZES = [(1, *SLOT_SIZES[0]), (SLOT_SIZES[0][0] // WORD_BYTES + 1, *SLOT_SIZES[1])]
+every_size = pytest.mark.parametrize(("count", "slot_bytes", "slots"), SIZES)
+
 
 def opened(machine: Machine) -> DeviceControl:
     return open_control(open_device(0))
 
 
-def test_words_are_zeroed_apart_and_on_a_stream_of_their_own(machine: Machine) -> None:
-    words = [opened(machine).take_word().address for _ in range(SLAB_SLOTS)]
-    assert len(set(words)) == SLAB_SLOTS
-    assert all(word % SLOT_BYTES == 0 for word in words)
-    memory = [call for call in machine.driver.calls if call.startswith(("cuMem", "cuStream"))]
-    assert memory[-4:] == ["cuStreamCreate", "cuMemsetD8Async", "cuStreamSynchronize", "cuStreamDestroy"]
-
-
-def lend_to_the_reserve(owner: DeviceControl) -> list[ControlWord]:
-    """Take words until one more would refill."""
-    return [owner.take_word() for _ in range(SLAB_SLOTS - RESERVED_SLOTS + 1)]
-
-
-def test_retired_words_come_back_only_after_a_synchronise(machine: Machine) -> None:
+@every_size
+def test_words_are_apart_and_in_slots_of_their_size(machine: Machine, count: int, slot_bytes: int, slots: int) -> None:
     owner = opened(machine)
-    words = lend_to_the_reserve(owner)
-    for word in words[:MIN_RETIRED]:
-        owner.retire_word(word)
+    addresses = sorted(owner.take_words(count).address for _ in range(2 * slots))
+    assert all(address % slot_bytes == 0 for address in addresses)
+    assert all(after - before >= slot_bytes for before, after in itertools.pairwise(addresses))
+
+
+def test_slabs_are_zeroed_on_a_stream_of_their_own(machine: Machine) -> None:
+    opened(machine)
+    memory = [call for call in machine.driver.calls if call.startswith(("cuMemA", "cuMems", "cuStream"))]
+    slab = ["cuMemAlloc", "cuStreamCreate", "cuMemsetD8Async", "cuStreamSynchronize", "cuStreamDestroy"]
+    assert memory == slab * len(SLOT_SIZES)
+
+
+def test_a_slot_is_the_smallest_that_holds_the_words(machine: Machine) -> None:
+    owner = opened(machine)
+    small, large = (pool.slot_bytes // WORD_BYTES for pool in owner._pools)
+    for count, pool in ((1, 0), (small, 0), (small + 1, 1), (large, 1)):
+        assert owner.take_words(count).home is owner._pools[pool].retired
+
+
+def test_more_words_than_a_slot_holds_are_refused(machine: Machine) -> None:
+    message = rf"{LARGEST + 1} control words need {WORD_BYTES * (LARGEST + 1)} bytes; a runner has at most 4096"
+    with pytest.raises(LaunchError, match=message):
+        opened(machine).take_words(LARGEST + 1)
+
+
+def test_a_slot_holds_the_words_of_every_plan_of_the_largest_part() -> None:
+    """Cut tiles are fewer than two waves, so their number grows with the multiprocessors alone."""
+    model = kimi_k3_model()
+    most = 0
+    for tokens in range(256, model.max_tokens + 1, 256):
+        for stage, tp in (("front", 2), ("front", 8), ("tail", 1), ("tail", 8)):
+            device = DeviceFacts.nominal("sm_90a", 132)
+            plan = plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device)
+            most = max(most, *(control_words(launch) for launch in plan.launches))
+    assert 0 < most <= LARGEST
+
+
+def lend_to_the_reserve(owner: DeviceControl, count: int, slots: int) -> list[ControlWords]:
+    """Take words until one more would refill."""
+    return [owner.take_words(count) for _ in range(slots - RESERVED_SLOTS + 1)]
+
+
+@every_size
+def test_retired_words_come_back_only_after_a_synchronise(
+    machine: Machine, count: int, slot_bytes: int, slots: int
+) -> None:
+    owner = opened(machine)
+    lent = lend_to_the_reserve(owner, count, slots)
+    few = slots // 4
+    for words in lent[:few]:
+        owner.retire_words(words)
     machine.driver.calls.clear()
-    again = {owner.take_word().address for _ in range(MIN_RETIRED)}
-    assert again & {word.address for word in words[:MIN_RETIRED]}
-    assert not again & {word.address for word in words[MIN_RETIRED:]}
+    again = {owner.take_words(count).address for _ in range(few)}
+    assert again & {words.address for words in lent[:few]}
+    assert not again & {words.address for words in lent[few:]}
     assert "cuCtxSynchronize" in machine.driver.calls
     assert "cuMemAlloc" not in machine.driver.calls
 
 
-def test_few_retired_words_are_not_worth_a_synchronise(machine: Machine) -> None:
+@every_size
+def test_few_retired_words_are_not_worth_a_synchronise(
+    machine: Machine, count: int, slot_bytes: int, slots: int
+) -> None:
     owner = opened(machine)
-    words = lend_to_the_reserve(owner)
-    owner.retire_word(words[5])
+    lent = lend_to_the_reserve(owner, count, slots)
+    for words in lent[: slots // 4 - 1]:
+        owner.retire_words(words)
     machine.driver.calls.clear()
-    owner.take_word()
+    owner.take_words(count)
     assert "cuMemAlloc" in machine.driver.calls
     assert "cuCtxSynchronize" not in machine.driver.calls
 
 
-def test_refused_synchronise_allocates_instead(machine: Machine) -> None:
+@every_size
+def test_refused_synchronise_allocates_instead(machine: Machine, count: int, slot_bytes: int, slots: int) -> None:
     owner = opened(machine)
-    words = lend_to_the_reserve(owner)
-    for word in words:
-        owner.retire_word(word)
+    lent = lend_to_the_reserve(owner, count, slots)
+    for words in lent:
+        owner.retire_words(words)
     machine.driver.failures["cuCtxSynchronize"] = real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    fresh = {owner.take_word().address for _ in range(SLAB_SLOTS)}
-    assert not fresh & {word.address for word in words}
+    fresh = {owner.take_words(count).address for _ in range(slots)}
+    assert not fresh & {words.address for words in lent}
 
 
-def test_captured_words_never_come_back(machine: Machine) -> None:
+@every_size
+def test_captured_words_never_come_back(machine: Machine, count: int, slot_bytes: int, slots: int) -> None:
     owner = opened(machine)
-    words = lend_to_the_reserve(owner)
-    for word in words:
-        word.captured = True
-        owner.retire_word(word)
-    fresh = {owner.take_word().address for _ in range(SLAB_SLOTS)}
-    assert not fresh & {word.address for word in words}
+    lent = lend_to_the_reserve(owner, count, slots)
+    for words in lent:
+        words.captured = True
+        owner.retire_words(words)
+    fresh = {owner.take_words(count).address for _ in range(slots)}
+    assert not fresh & {words.address for words in lent}
     assert "cuCtxSynchronize" not in machine.driver.calls
 
 
-def test_reserve_serves_a_capture_and_then_refuses_before_the_driver_is_asked(machine: Machine) -> None:
+@every_size
+def test_reserve_serves_a_capture_and_then_refuses_before_the_driver_is_asked(
+    machine: Machine, count: int, slot_bytes: int, slots: int
+) -> None:
     owner = opened(machine)
-    lend_to_the_reserve(owner)
+    lend_to_the_reserve(owner, count, slots)
     machine.capturing = True
     machine.driver.calls.clear()
     for _ in range(RESERVED_SLOTS - 1):
-        owner.take_word()
+        owner.take_words(count)
     with pytest.raises(LaunchError, match="all control words are lent"):
-        owner.take_word()
+        owner.take_words(count)
     assert machine.driver.calls == []
 
 
@@ -154,8 +207,8 @@ def test_claimed_record_of_the_grid_counter_and_of_an_unknown_program(tiny_regis
 
 def test_finaliser_takes_no_lock(machine: Machine) -> None:
     owner = opened(machine)
-    word = owner.take_word()
+    words = owner.take_words(1)
     with owner._lock:
-        owner.retire_word(word)
+        owner.retire_words(words)
     gc.collect()
-    assert list(owner._retired) == [word.address]
+    assert list(owner._pools[0].retired) == [words.address]

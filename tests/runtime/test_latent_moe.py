@@ -15,7 +15,7 @@ from models import tiny_model
 from runtime_fakes import CONTEXTS, FakeTensor, Machine
 from runtime_operands import front_operands, tail_operands
 
-from cakegen.errors import CakeError, LaunchError, PlanError
+from cakegen.errors import LaunchError, PlanError
 from cakegen.model import DeviceFacts
 from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe, control
@@ -66,10 +66,10 @@ def test_packed_parameters_are_the_pitches_and_counts(machine: Machine, tiny_reg
     assert pointers["wait_record"] == control.opened_control(0).wait_record.device_address  # type: ignore[union-attr]
 
 
-def test_every_decode_request_is_served(machine: Machine, kimi_registry: Registry) -> None:
+def test_every_request_is_served(machine: Machine, kimi_registry: Registry) -> None:
     moe = LatentMoe(kimi_registry)
     for tp in (1, 2, 4, 8, 16):
-        for tokens in (1, 4, 8, 9, 16, 17, 33, 65, 128):
+        for tokens in (1, 4, 8, 9, 16, 17, 33, 65, 128, 129, 256, 257, 1000, 4096, 16384):
             assert moe.program_available("cuda:0", "front", tp, tokens)
             for partials in (1, 2, 3):
                 assert moe.program_available("cuda:0", "tail", tp, tokens, partials)
@@ -98,8 +98,9 @@ def test_unexported_tp_and_long_prompts_are_refused(machine: Machine, tiny_regis
     moe = LatentMoe(tiny_registry)
     with pytest.raises(PlanError, match="TP 32"):
         prepare_front(moe, tp=32)
-    with pytest.raises(CakeError, match=r"sm_90a|prefill"):
-        prepare_front(moe, tokens=129)
+    long = MODEL.max_tokens + 1
+    with pytest.raises(PlanError, match=rf"T = {long} is outside 1 … {MODEL.max_tokens}"):
+        prepare_front(moe, tokens=long)
 
 
 def test_key_outside_the_export_names_the_sm_count(machine: Machine, tiny_registry: Registry) -> None:
@@ -146,7 +147,7 @@ def test_warm_prepare_and_run_work_inside_a_capture(machine: Machine, tiny_regis
     runner = prepare_tail(moe, partials=2)
     runner()
     assert len(machine.compiler.compiled) == compiled
-    assert runner._word is None or runner._word.captured
+    assert runner._words is None or runner._words.captured
 
 
 def test_fewer_resident_pairs_lower_the_figure_and_replan(machine: Machine, tiny_registry: Registry) -> None:
@@ -244,21 +245,21 @@ def test_launch_failure_names_the_launch_and_appends_the_wait_report(machine: Ma
     assert "CTA 3, warp 2" in text
 
 
-def test_dead_runner_gives_its_control_word_back(machine: Machine, tiny_registry: Registry) -> None:
+def test_dead_runner_gives_its_control_words_back(machine: Machine, tiny_registry: Registry) -> None:
     runner = prepare_tail(LatentMoe(tiny_registry))
     owner = control.opened_control(0)
     assert owner is not None
-    assert runner._word is not None
-    address = runner._word.address
+    assert runner._words is not None
+    address = runner._words.address
     del runner
     gc.collect()
-    assert list(owner._retired) == [address]
+    assert [list(pool.retired) for pool in owner._pools] == [[address], []]
 
 
-def test_two_runners_never_share_a_control_word(machine: Machine, tiny_registry: Registry) -> None:
+def test_two_runners_never_share_control_words(machine: Machine, tiny_registry: Registry) -> None:
     moe = LatentMoe(tiny_registry)
     first, second = prepare_tail(moe), prepare_tail(moe)
-    assert first._word.address != second._word.address
+    assert first._words.address != second._words.address
 
 
 def test_runner_keeps_its_operands_alive(machine: Machine, tiny_registry: Registry) -> None:
@@ -268,7 +269,7 @@ def test_runner_keeps_its_operands_alive(machine: Machine, tiny_registry: Regist
     assert held == {id(tensor) for tensor in operands.values()}
 
 
-def test_backends_and_workspace_are_refused_in_words(machine: Machine, tiny_registry: Registry) -> None:
+def test_unknown_backends_are_refused_in_words(machine: Machine, tiny_registry: Registry) -> None:
     moe = LatentMoe(tiny_registry)
     operands = front_operands(MODEL, 2, 5)
     with pytest.raises(LaunchError, match=r"backend='auto' .*needs CUDA tensors; got tensors on cpu.*'reference'"):
@@ -277,8 +278,6 @@ def test_backends_and_workspace_are_refused_in_words(machine: Machine, tiny_regi
         moe.prepare_front(**operands, backend="emulator")
     with pytest.raises(LaunchError, match="backend must be one of auto, reference; got 'fast'"):
         moe.prepare_front(**operands, backend="fast")
-    with pytest.raises(LaunchError, match="workspace must be None; got dict"):
-        moe.prepare_front(**operands, workspace={})  # type: ignore[arg-type]
 
 
 def test_reference_backend_fills_the_callers_outputs(tiny_registry: Registry) -> None:

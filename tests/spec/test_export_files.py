@@ -20,7 +20,7 @@ from cakegen.spec import parse_export
 def test_export_file_gives_the_model_of_the_tests(model: Callable[[], Model]) -> None:
     expected = model()
     parsed = parse_export(paths.exports_root() / expected.name / "export.toml").to_model()
-    for field in ("dims", "targets", "families", "decode", "prefill"):
+    for field in ("dims", "targets", "families", "decode", "prefill", "prefill_sm90"):
         assert getattr(parsed, field) == getattr(expected, field)
     assert parsed == expected
 
@@ -42,6 +42,6 @@ def test_export_file_explains_each_section(file: Path) -> None:
 
 def test_sm_counts_default_to_known_parts() -> None:
     model = parse_export(paths.exports_root() / "kimi_k3_latent_moe" / "export.toml").to_model()
-    target = model.target("sm_90a")
+    target = model.target("sm_100a")
     assert target is not None
-    assert target.sm_counts == tuple(sorted({part.sm_count for part in ARCHITECTURES["sm_90a"].parts}))
+    assert target.sm_counts == tuple(sorted({part.sm_count for part in ARCHITECTURES["sm_100a"].parts}))

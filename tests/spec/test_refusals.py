@@ -10,9 +10,16 @@ from models import tiny_model
 from random_models import model_toml, random_model
 
 from cakegen.errors import SpecError
-from cakegen.model import DecodeRules, Family, Model, ModelDims, PrefillRules, Target
+from cakegen.model import DecodeRules, Family, HopperPrefillRules, Model, ModelDims, PrefillRules, Target
 from cakegen.spec import parse_export
-from cakegen.spec.sections import DecodeSection, KernelSection, ModelSection, PrefillSection, TargetSection
+from cakegen.spec.sections import (
+    DecodeSection,
+    KernelSection,
+    ModelSection,
+    PrefillSection,
+    PrefillSm90Section,
+    TargetSection,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +30,7 @@ from cakegen.spec.sections import DecodeSection, KernelSection, ModelSection, Pr
         (KernelSection, Family),
         (DecodeSection, DecodeRules),
         (PrefillSection, PrefillRules),
+        (PrefillSm90Section, HopperPrefillRules),
     ],
 )
 def test_section_has_the_fields_of_its_record(section: type, record: type) -> None:
@@ -87,6 +95,17 @@ EDITS = {
         ["no such family of architectures", "sm100, sm90"],
     ),
     "template path": ("kernels/sm90/decode.cu", "../decode.cu", ["kernels.0.template"]),
+    "odd raster": (
+        "raster_m_tiles = 16\nepilogue_iters",
+        "raster_m_tiles = 15\nepilogue_iters",
+        ["prefill_sm90.raster_m_tiles = 15", "two row tiles"],
+    ),
+    "deep GEMM ring": (
+        "num_stages = 4",
+        "num_stages = 5",
+        ["front, TP 1, 129 tokens", "sm_90a with 3 SMs", "5 stages * 49152 bytes = 245760 of 232448"],
+    ),
+    "no saving": ("stream_k_min_saving = 1\n", "stream_k_min_saving = 0\n", ["prefill_sm90.stream_k_min_saving = 0"]),
     "reserve": ("barrier_bytes = 1024", "barrier_bytes = 1000", ["decode.barrier_bytes = 1000", "multiple of 1024"]),
     "name": ('name = "tiny_latent_moe"', 'name = "Tiny MoE"', ["name = 'Tiny MoE'"]),
     "not TOML": ("[decode]", "[decode", ["not a TOML file", "line"]),

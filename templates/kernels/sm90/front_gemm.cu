@@ -87,7 +87,7 @@ __device__ __forceinline__ void produce(
         for (u32 k = work.k_begin; k < work.k_end; ++k) {
             const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
             const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
-            mbarrier_wait_cluster(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
+            mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
             mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
             tma_load_3d(a, maps.x, 0, token, k, full);
             load_weights(maps, columns, rank, k, a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes, full);

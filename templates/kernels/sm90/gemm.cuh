@@ -109,7 +109,7 @@ __device__ __forceinline__ void release_stage(u32 smem, u32 stage, u32 rank, u32
     if (lane == 0) {
         const u32 empty = smem + Cfg::kStageEmptyOffset + stage * 8;
         mbarrier_arrive(empty);
-        mbarrier_arrive_cluster(mapa(empty, rank ^ 1));
+        mbarrier_arrive_cluster_after_reads(mapa(empty, rank ^ 1));
     }
 }
 
@@ -126,7 +126,7 @@ __device__ __forceinline__ void accumulate(
     for (u32 k = 0; k < iterations; ++k) {
         const u32 a = smem + Cfg::kStagesOffset + ring.stage * Cfg::kStageBytes + at.group * (64 * 128);
         const u32 b = smem + Cfg::kStagesOffset + ring.stage * Cfg::kStageBytes + Cfg::kStageABytes;
-        mbarrier_wait_cluster(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
+        mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
         wgmma_fence();
 #pragma unroll
         for (u32 k_bytes = 0; k_bytes < Cfg::kBlockK * 2; k_bytes += 32) {

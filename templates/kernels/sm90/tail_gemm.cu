@@ -77,7 +77,7 @@ __device__ __forceinline__ void produce(
             const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
             const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
             const u32 b = a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes;
-            mbarrier_wait_cluster(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
+            mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
             mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
             load_block(maps, k, token, weight_row, up_col0, a, b, full);
             load.advance();

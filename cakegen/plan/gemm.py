@@ -1,0 +1,44 @@
+"""What the prefill planners of all architectures share: row tiles, and the parameters of a launch with their rules.
+
+Imports errors, the model and the plan's records.
+"""
+
+from __future__ import annotations
+
+from cakegen.errors import PlanError
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan.records import Launch, Rule
+from cakegen.plan.stream_k import Split
+
+Launches = tuple[tuple[Launch, ...], tuple[Rule, ...]]
+
+
+def refuse_no_pair(model: Model, stage: str, tokens: int, device: DeviceFacts) -> None:
+    """Refuse a device on which no pair of CTAs can run.
+
+    Raises
+    ------
+    PlanError
+        It holds none.
+    """
+    if device.resident_pairs < 1:
+        raise PlanError(
+            f"{model.name} {stage}: T = {tokens}: a prefill GEMM runs in pairs of CTAs, and the device holds"
+            f" {device.resident_pairs} resident pairs ({device.sm_count} SMs); it needs at least 1"
+        )
+
+
+def m_tiles_of(block_m: int, tokens: int) -> int:
+    """Row tiles of `block_m` tokens, rounded up to pairs."""
+    return -(-tokens // (2 * block_m)) * 2
+
+
+def gemm_parameters(m_tiles: int, split: Split) -> tuple[tuple[str, int], ...]:
+    """Run-time parameters of a GEMM that the plan decides."""
+    return (("m_tiles", m_tiles), *split.parameters)
+
+
+def parameter_rules(block_m: int, tokens: int, split: Split) -> tuple[Rule, ...]:
+    """Why each of `gemm_parameters` has its value."""
+    rows = Rule("m_tiles", m_tiles_of(block_m, tokens), f"ceil({tokens} / {block_m}), rounded up to even")
+    return (rows, *(Rule(name, value, split.reason) for name, value in split.parameters))

@@ -1,0 +1,173 @@
+"""Plans the Hopper prefill launches (T above the decode maximum): persistent GEMMs of CTA pairs, and the tail's norm.
+
+A pair computes a tile of 2 * block_m tokens by block_n weight rows; each CTA keeps its own tokens and loads half of
+the weights for both. The grid is what is resident, and cluster c runs items c, c + clusters, …: a static schedule, in
+which no CTA waits for one of another cluster. The kernel masks rows and columns past the end, so tiles need not divide
+anything; only K must come in whole iterations, except for the latent slice, whose tensor map fills with zeros.
+
+Imports errors, arch, the model and the rest of `plan`; no torch, no pydantic, no I/O.
+"""
+
+from __future__ import annotations
+
+from cakegen.arch import architecture
+from cakegen.errors import PlanError
+from cakegen.model import DeviceFacts, HopperPrefillRules, Model
+from cakegen.plan.gemm import Launches, gemm_parameters, m_tiles_of, parameter_rules, refuse_no_pair
+from cakegen.plan.norm import norm_launch
+from cakegen.plan.records import GemmForm, Launch, Rule
+from cakegen.plan.shape import exact
+from cakegen.plan.smem import BF16_BYTES
+from cakegen.plan.stream_k import plan_waves
+
+# Tensor-map coordinates and launch parameters are signed 32-bit (CUDA driver API, cuTensorMapEncodeTiled; PTX ISA 9.1,
+# cp.async.bulk.tensor).
+INT32_MAX = 2**31 - 1
+
+
+def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+    """The launches of one stage.
+
+    Raises
+    ------
+    PlanError
+        The device holds no pair or not the ring, a dimension does not divide into K iterations, or a coordinate would
+        not fit 32 bits.
+    """
+    refuse_no_pair(model, stage, tokens, device)
+    planner = _plan_front if stage == "front" else _plan_tail
+    return planner(model, tp, tokens, device)
+
+
+def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+    rules, dims = model.prefill_sm90, model.dims
+    where = f"prefill front: TP {tp}"
+    i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
+    router_tiles, latent_tiles = -(-dims.experts // rules.block_n), -(-dims.latent // rules.block_n)
+    # a shared tile is half gate columns and half the matching up columns
+    shared_tiles = -(-i_local // (rules.block_n // 2))
+    n_tiles = router_tiles + latent_tiles + shared_tiles
+    form = _form(
+        "front",
+        tp,
+        rules,
+        num_k=exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K iteration"),
+        k1_ragged_cols=0,
+        constants=(("I_LOCAL", i_local), ("N_TILES", n_tiles), ("S_TILES", shared_tiles)),
+    )
+    key = f"front:i{i_local}{architecture(device.arch).key_suffix}"
+    launch, why = _gemm_launch(key, form, n_tiles, tokens, model, device)
+    tiles = f"{router_tiles} router + {latent_tiles} latent + {shared_tiles} shared tiles of {rules.block_n} columns"
+    iterations = Rule("num_k", form.num_k, f"{dims.hidden} hidden columns / {rules.block_k}")
+    return (launch,), (Rule("n_tiles", n_tiles, tiles), iterations, *why)
+
+
+def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+    rules, dims = model.prefill_sm90, model.dims
+    where = f"prefill tail: TP {tp}"
+    latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
+    i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
+    whole, rest = divmod(latent_slice, rules.block_k)
+    up = whole + (rest > 0)
+    down = exact(i_local, rules.block_k, where, "shared_intermediate / TP", "columns of a K iteration")
+    n_tiles = -(-dims.hidden // rules.block_n)
+    form = _form(
+        "tail",
+        tp,
+        rules,
+        num_k=up + down,
+        k1_ragged_cols=rest,
+        constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
+    )
+    ragged = f"kt{form.k1_ragged_cols}" if form.k1_ragged_cols else ""
+    key = f"tail_gemm:tp{tp}{ragged}{architecture(device.arch).key_suffix}"
+    launch, why = _gemm_launch(key, form, n_tiles, tokens, model, device)
+    slice_rule = f"{latent_slice} latent columns a rank = {whole} * {rules.block_k} + {rest}"
+    columns = Rule("n_tiles", n_tiles, f"ceil({dims.hidden} hidden columns / {rules.block_n})")
+    iterations = Rule("num_k", up + down, f"{down} shared-down iterations, then {up} of the latent slice")
+    return (norm_launch(model, tokens, True, device), launch), (
+        columns,
+        iterations,
+        Rule("k1_ragged_cols", form.k1_ragged_cols, slice_rule),
+        *why,
+        _trigger_rule(),
+    )
+
+
+def _form(
+    stage: str,
+    tp: int,
+    rules: HopperPrefillRules,
+    *,
+    num_k: int,
+    k1_ragged_cols: int,
+    constants: tuple[tuple[str, int], ...],
+) -> GemmForm:
+    return GemmForm(
+        stage=stage,
+        tp=tp,
+        block_m=rules.block_m,
+        block_n=rules.block_n,
+        num_k=num_k,
+        num_stages=rules.num_stages,
+        evict_first=False,
+        fused_norm=False,
+        staged_store=True,
+        k1_ragged_cols=k1_ragged_cols,
+        constants=constants,
+    )
+
+
+def _gemm_launch(
+    key: str, form: GemmForm, n_tiles: int, tokens: int, model: Model, device: DeviceFacts
+) -> tuple[Launch, tuple[Rule, ...]]:
+    """The persistent GEMM over `n_tiles` columns of tiles, and why its parameters are what they are."""
+    rules, resident = model.prefill_sm90, device.resident_pairs
+    m_tiles = m_tiles_of(rules.block_m, tokens)
+    tiles = m_tiles // 2 * n_tiles
+    where = f"{model.name} prefill {form.stage}: TP {form.tp}, T = {tokens} on {device.arch}"
+    _refuse_wide(where, m_tiles, n_tiles, rules)
+    ring = _ring_rule(where, rules, device)
+    split = plan_waves(tiles, form.num_k, resident, rules)
+    clusters = min(split.num_items, resident)
+    launch = Launch(key, (2 * clusters, 1, 1), gemm_parameters(m_tiles, split), form)
+    grid = f"2 CTAs * min({split.num_items} items, {resident} resident pairs)"
+    return launch, (*parameter_rules(rules.block_m, tokens, split), Rule("grid_ctas", 2 * clusters, grid), ring)
+
+
+def _refuse_wide(where: str, m_tiles: int, n_tiles: int, rules: HopperPrefillRules) -> None:
+    rows, tiles = m_tiles * rules.block_m, m_tiles // 2 * n_tiles
+    for name, arithmetic, value in (
+        ("token row", f"{m_tiles} row tiles * {rules.block_m}", rows),
+        ("tile number", f"{m_tiles // 2} pair rows * {n_tiles} columns of tiles", tiles),
+    ):
+        if value > INT32_MAX:
+            raise PlanError(
+                f"{where}: the last {name} is {arithmetic} = {value}; kernels and tensor maps count in int32, up to"
+                f" {INT32_MAX}. Split the tokens into several calls."
+            )
+
+
+def _ring_rule(where: str, rules: HopperPrefillRules, device: DeviceFacts) -> Rule:
+    """The ring against shared memory; barriers and the staged store go beside it, which the emitter lays out."""
+    stage = (rules.block_m + rules.block_n) * rules.block_k * BF16_BYTES
+    limit = device.max_dynamic_smem_bytes
+    arithmetic = f"{rules.num_stages} stages * {stage} bytes = {rules.num_stages * stage} of {limit}"
+    if rules.num_stages * stage > limit:
+        raise PlanError(f"{where}: the ring does not fit: {arithmetic}. Use at most {limit // stage} stages.")
+    return Rule("num_stages", rules.num_stages, arithmetic)
+
+
+def _trigger_rule() -> Rule:
+    """Why the norm always releases the GEMM at entry.
+
+    The release takes effect when the last norm CTA has started, so a GEMM CTA can't keep a norm CTA from running. It
+    takes nearly all registers and shared memory of an SM, and so starts only where the norm's CTAs have drained: it
+    slows none of them down either. Meanwhile it runs the shared-down iterations, which need no normalised row. A late
+    release would leave those SMs idle until the last norm CTA has stored.
+    """
+    reason = (
+        "a GEMM CTA needs an SM to itself, so it starts where norm CTAs have drained, after the last of them has"
+        " started: it delays none, and runs its shared-down iterations before it waits for the norm"
+    )
+    return Rule("norm.early_trigger", True, reason)

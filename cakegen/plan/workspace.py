@@ -1,0 +1,36 @@
+"""Leaf module: the device memory that a launch needs beside its operands. Imports only the plan's records.
+
+The one place for both sizes: the runtime allocates by them, and the kernels index what it allocates. Both belong to one
+runner, and every launch leaves the control words at zero.
+"""
+
+from __future__ import annotations
+
+from cakegen.plan.records import DecodeForm, GemmForm, Launch
+
+PAIR_CTAS = 2
+# Each warpgroup of a CTA hands over its own half of the sums, and so counts its own arrivals.
+MMA_WARPGROUPS = 2
+
+
+def partials_elems(launch: Launch) -> int:
+    """fp32 elements of the segments' sums: `[cut tiles, sk_max_seg, 2 CTAs, block_m, block_n]` (0: nothing is cut)."""
+    if not isinstance(launch.form, GemmForm):
+        return 0
+    segments = _cut_tiles(launch, launch.form) * dict(launch.parameters)["sk_max_seg"]
+    return segments * PAIR_CTAS * launch.form.block_m * launch.form.block_n
+
+
+def control_words(launch: Launch) -> int:
+    """int32 words that are zero before and after each launch.
+
+    A GEMM counts the arrivals of segments, `[cut tiles, 2 CTAs, 2 warpgroups]`; a decode tail whose CTAs wait for each
+    other's normalised rows counts those with one word.
+    """
+    if isinstance(launch.form, GemmForm):
+        return _cut_tiles(launch, launch.form) * PAIR_CTAS * MMA_WARPGROUPS
+    return int(isinstance(launch.form, DecodeForm) and launch.form.needs_residency)
+
+
+def _cut_tiles(launch: Launch, form: GemmForm) -> int:
+    return dict(launch.parameters)["sk_total"] // form.num_k

@@ -1,0 +1,98 @@
+"""Device memory for the fp32 partials of split prefill GEMMs, shared by the runners of one stream.
+
+Imports torch, errors and driver. Control words are not here: they belong to a runner.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from cakegen.errors import LaunchError
+from cakegen.runtime import driver
+
+FP32_BYTES = 4
+
+
+class Workspace:
+    """fp32 partials for all runners of one stream at a time.
+
+    A split tile's segments meet here within one launch and leave nothing behind, so runners that follow each other in
+    a stream share the memory; runners on two streams at once would overwrite each other, and are refused. It grows
+    when a runner is prepared, never when one is called. Make one for each stream that prefills.
+
+    Parameters
+    ----------
+    device
+        A CUDA device.
+    """
+
+    def __init__(self, device: torch.device | str | int) -> None:
+        chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if chosen.type != "cuda":
+            raise LaunchError(f"Workspace: needs a CUDA device; got {chosen}")
+        self.device = torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
+        self._lock = threading.Lock()
+        self._partials: torch.Tensor | None = None
+        self._stream: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that are allocated now."""
+        return 0 if self._partials is None else self._partials.numel() * FP32_BYTES
+
+    def reserve(self, elems: int) -> torch.Tensor:
+        """At least `elems` fp32 elements; a runner keeps what it was bound to, also after the workspace has grown.
+
+        Raises
+        ------
+        LaunchError
+            It would have to grow while the current stream is being captured.
+        """
+        with self._lock:
+            if self._partials is None or self._partials.numel() < elems:
+                if driver.is_capturing():
+                    raise LaunchError(
+                        f"workspace of {self.device}: {elems * FP32_BYTES} bytes of fp32 partials are needed, "
+                        f"{self.bytes} are there, and the current stream is being captured, where nothing can be "
+                        "allocated. Prepare the largest shape (or call reserve) before the capture."
+                    )
+                self._partials = torch.empty(elems, dtype=torch.float32, device=self.device)
+            return self._partials
+
+    def enter(self, stream: int) -> None:
+        """Note a launch on a stream; asks the driver only where the stream is another than last time.
+
+        In a capture nothing is checked: which stream replays the graph is the caller's choice, and so is that no other
+        uses this workspace meanwhile.
+
+        Raises
+        ------
+        LaunchError
+            Work that uses this workspace is unfinished on another stream.
+        """
+        with self._lock:
+            if stream == self._stream:
+                return
+            if driver.is_capturing():
+                return
+            if self._stream is not None and not driver.is_idle(self._stream):
+                raise LaunchError(
+                    f"workspace of {self.device}: stream {self._stream:#x} still uses its fp32 partials, and stream "
+                    f"{stream:#x} would overwrite them. Make a Workspace for each stream, or synchronise between them."
+                )
+            self._stream = stream
+
+
+_shared_lock = threading.Lock()
+_shared: dict[tuple[int, int], Workspace] = {}
+
+
+def stream_workspace(ordinal: int) -> Workspace:
+    """The workspace of torch's current stream of a device: what runners get that are given none."""
+    key = (ordinal, driver.current_stream(ordinal))
+    with _shared_lock:
+        if key not in _shared:
+            _shared[key] = Workspace(ordinal)
+        return _shared[key]

@@ -1,0 +1,61 @@
+"""Builds the C++ bindings of a tree with the toolkit's compiler, for tests; every skip names what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from cakegen.registry import Registry
+
+FLAGS = ("-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC")
+LIMIT_SECONDS = 120
+
+
+def find_nvcc() -> str:
+    """The toolkit's compiler: on PATH, below CUDA_HOME, or in the nvidia-cuda-nvcc wheel; skips where there is none."""
+    home = os.environ.get("CUDA_HOME")
+    places = [Path(home, "bin/nvcc")] if home else []
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        places += Path(folder).glob("*/bin/nvcc")
+    found = shutil.which("nvcc") or next((str(place) for place in places if place.is_file()), None)
+    if found is None:
+        pytest.skip("needs nvcc: on PATH, below CUDA_HOME, or from the nvidia-cuda-nvcc wheel")
+    return found
+
+
+def include_flags() -> tuple[str, ...]:
+    """Where the headers of TVM-FFI and of DLPack are; skips where the package is not installed."""
+    libinfo = pytest.importorskip("tvm_ffi.libinfo", reason="needs tvm_ffi (apache-tvm-ffi): the bindings' headers")
+    return tuple(dict.fromkeys((f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}")))
+
+
+def binding_examples(registries: Iterable[Registry]) -> list[tuple[Registry, str]]:
+    """One tree and key for every role and argument plan that runs on Hopper."""
+    kinds: dict[object, tuple[Registry, str]] = {}
+    for registry in registries:
+        for key in registry.kernels:
+            program = registry.program(key)
+            if "sm_90a" in program.arches:
+                kinds.setdefault((program.role, program.arg_plan), (registry, key))
+    return list(kinds.values())
+
+
+def build_binding(registry: Registry, key: str, folder: Path) -> Path:
+    """Compile a key's binding, its kernel included, into a shared library; fails with the compiler's words."""
+    program = registry.program(key)
+    library = folder / f"{program.name}.so"
+    constants = [f"-D{name}={value}" for name, value in registry.constants(key).items()]
+    command = [find_nvcc(), *FLAGS, *include_flags(), *constants, str(registry.csrc / program.binding_source)]
+    result = subprocess.run(
+        [*command, "-o", str(library)], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert result.returncode == 0, f"{key}: {' '.join(command)}\n{result.stdout}{result.stderr}"
+    assert "warning" not in result.stderr, f"{key}: {result.stderr}"
+    return library

@@ -1,0 +1,49 @@
+"""The C++ half of the generated programs: it compiles with the toolkit's own compiler, and exports its entry."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from binding_build import binding_examples, build_binding, find_nvcc, include_flags
+
+from cakegen import paths
+from cakegen.registry import Program, load_registry
+
+EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
+ROLES = {"decode_front", "decode_tail", "tail_norm", "front_gemm", "tail_gemm"}
+# what TVM_FFI_DLL_EXPORT_TYPED_FUNC puts before the registry's `ffi_entry`
+PREFIX = "__tvm_ffi_"
+
+
+def test_binding_of_each_role_and_argument_plan_compiles(tmp_path: Path) -> None:
+    find_nvcc()
+    include_flags()
+    examples = binding_examples(load_registry(name) for name in EXPORTS)
+    assert {registry.program(key).role for registry, key in examples} == ROLES
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        libraries = list(pool.map(lambda example: build_binding(*example, tmp_path), examples))
+    for (registry, key), library in zip(examples, libraries, strict=True):
+        command = ["nm", "-D", "--defined-only", str(library)]
+        symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert symbols.count(PREFIX + registry.program(key).ffi_entry) == 1, key
+
+
+def declared_parameters(program: Program) -> list[list[str]]:
+    """What the entry's parameters must be: a tensor that a map tiles has a suffix of its own."""
+    kinds = {"tma_buffer": ("TensorView", "_tiles"), "buffer": ("TensorView", "")}
+    pairs = ((*kinds.get(kind, ("int64_t", "")), name) for kind, name in program.arg_plan)
+    return [[cpp_type, name + suffix] for cpp_type, suffix, name in pairs]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_binding_takes_the_argument_plan_in_its_order(export: str) -> None:
+    registry = load_registry(export)
+    for program in registry.programs.values():
+        text = registry.read(program.binding_source)
+        declared = text[text.index("void run(") + len("void run(") : text.index(") {")]
+        parameters = [parameter.split() for parameter in declared.split(",")]
+        assert parameters == declared_parameters(program), program.name

@@ -1,0 +1,304 @@
+"""Prefill plans on Hopper: pinned examples, and what every plan must keep for the kernel that walks its items."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import pytest
+from models import tiny_model
+
+from cakegen.errors import PlanError
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan import GemmForm, Launch, NormForm, plan_route
+
+TPS = (1, 2, 4, 8, 16)
+SM_COUNTS = (32, 78, 114, 132)
+EDGES = {edge + step for edge in range(128, 16385, 128) for step in (-1, 0, 1)}
+TOKENS = tuple(sorted(t for t in EDGES | set(range(129, 16385, 97)) if 129 <= t <= 16384))
+K_ITERATIONS = {"front": dict.fromkeys(TPS, 112), "tail": {1: 152, 2: 76, 4: 38, 8: 19, 16: 10}}
+N_TILES = {"front": {1: 66, 2: 42, 4: 30, 8: 24, 16: 21}, "tail": dict.fromkeys(TPS, 28)}
+
+
+def launches(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) -> tuple[Launch, ...]:
+    return plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device).launches
+
+
+def gemm_of(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) -> Launch:
+    return launches(model, device, stage, tp, tokens)[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """K iterations [k_begin, k_end) of a tile that one cluster runs, as segment `segment` of `segments`."""
+
+    tile: int
+    k_begin: int
+    k_end: int
+    segment: int
+    segments: int
+
+
+def cut_works(parameters: dict[str, int], num_k: int) -> Iterator[list[Work]]:
+    """The works of each item of the cut tiles, decoded step by step as a kernel would."""
+    full, ipc, total = (parameters[name] for name in ("full_items", "sk_ipc", "sk_total"))
+    for run in range(parameters["num_items"] - full):
+        works, position = [], run * ipc
+        end = min(total, position + ipc)
+        while position < end:
+            cut, k_begin = divmod(position, num_k)
+            k_end = min(num_k, k_begin + end - position)
+            first, last = cut * num_k // ipc, (cut * num_k + num_k - 1) // ipc
+            works.append(Work(full + cut, k_begin, k_end, run - first, last - first + 1))
+            position += k_end - k_begin
+        yield works
+
+
+def check_cut(parameters: dict[str, int], tiles: int, num_k: int) -> None:
+    """The cut tiles' iterations run exactly once, in segments that are numbered along K."""
+    segments: dict[int, list[Work]] = {tile: [] for tile in range(parameters["full_items"], tiles)}
+    for works in cut_works(parameters, num_k):
+        assert works, "an item without iterations"
+        for work in works:
+            segments[work.tile].append(work)
+    for tile, works in segments.items():
+        assert [work.segment for work in works] == list(range(works[0].segments)), tile
+        assert [work.k_begin for work in works] == [0, *(work.k_end for work in works[:-1])]
+        assert works[-1].k_end == num_k
+        assert len(works) <= parameters["sk_max_seg"]
+    assert max(len(works) for works in segments.values()) == parameters["sk_max_seg"]
+
+
+@pytest.mark.parametrize("sm_count", SM_COUNTS)
+@pytest.mark.parametrize("stage", ["front", "tail"])
+def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_count: int) -> None:
+    device = DeviceFacts.nominal("sm_90a", sm_count)
+    rules = kimi.prefill_sm90
+    for tp in TPS:
+        num_k = K_ITERATIONS[stage][tp]
+        checked: set[tuple[tuple[str, int], ...]] = set()
+        for tokens in TOKENS:
+            gemm = gemm_of(kimi, device, stage, tp, tokens)
+            if gemm.parameters in checked:
+                continue
+            checked.add(gemm.parameters)
+            parameters = dict(gemm.parameters)
+            tiles = parameters["m_tiles"] // 2 * N_TILES[stage][tp]
+            clusters = gemm.grid_ctas[0] // 2
+            assert gemm.grid_ctas == (2 * min(parameters["num_items"], sm_count // 2), 1, 1)
+            assert 1 <= parameters["sk_max_seg"] <= rules.stream_k_max_segments
+            if not parameters["sk_total"]:
+                assert parameters["num_items"] == parameters["full_items"] == tiles
+                continue
+            # whole tiles fill whole waves, so that the cut items start together, one a cluster
+            assert parameters["full_items"] % clusters == 0
+            assert parameters["num_items"] - parameters["full_items"] <= clusters
+            assert parameters["sk_total"] == (tiles - parameters["full_items"]) * num_k
+            # as even as whole iterations allow, and no item too short
+            cut_items = parameters["num_items"] - parameters["full_items"]
+            assert parameters["sk_ipc"] == -(-parameters["sk_total"] // cut_items) >= rules.stream_k_min_ipc
+            check_cut(parameters, tiles, num_k)
+
+
+def test_small_model_keeps_its_iterations_too() -> None:
+    model = tiny_model()
+    for sm_count in (2, 3, 6, 7, 78):
+        device = DeviceFacts.nominal("sm_90a", sm_count)
+        for stage in ("front", "tail"):
+            for tp in TPS:
+                for tokens in range(256, 8193, 256):
+                    gemm = gemm_of(model, device, stage, tp, tokens)
+                    assert isinstance(gemm.form, GemmForm)
+                    parameters = dict(gemm.parameters)
+                    num_k = 8 if stage == "front" else -(-512 // tp // 64) + 16 // tp
+                    n_tiles = 4 + -(-1024 // tp // 128) if stage == "front" else 2
+                    assert gemm.form.num_k == num_k
+                    if parameters["sk_total"]:
+                        check_cut(parameters, parameters["m_tiles"] // 2 * n_tiles, num_k)
+
+
+def test_row_tiles_hold_the_tokens(kimi: Model, h200: DeviceFacts) -> None:
+    for tokens in TOKENS:
+        m_tiles = dict(gemm_of(kimi, h200, "front", 8, tokens).parameters)["m_tiles"]
+        assert m_tiles % 2 == 0
+        assert (m_tiles - 2) * 128 < tokens <= m_tiles * 128
+
+
+# (stage, TP, T) -> num_items, full_items, sk_ipc, sk_max_seg, cut tiles, grid in CTAs; at 132 SMs, so 66 pairs
+EXAMPLES = {
+    ("front", 1, 256): (66, 66, 112, 1, 0, 132),
+    ("front", 1, 512): (132, 132, 112, 1, 0, 132),
+    ("front", 1, 4096): (1056, 1056, 112, 1, 0, 132),
+    ("front", 8, 256): (66, 0, 41, 4, 24, 132),
+    ("front", 8, 512): (64, 0, 84, 2, 48, 128),
+    ("front", 8, 1024): (126, 66, 56, 2, 30, 132),
+    ("front", 8, 2048): (192, 192, 112, 1, 0, 132),
+    ("front", 8, 4096): (396, 330, 92, 3, 54, 132),
+    ("tail", 1, 256): (56, 0, 76, 2, 28, 112),
+    ("tail", 1, 512): (66, 0, 129, 3, 56, 132),
+    ("tail", 1, 1024): (132, 66, 106, 3, 46, 132),
+    ("tail", 1, 2048): (198, 132, 212, 2, 92, 132),
+    ("tail", 1, 4096): (462, 396, 120, 3, 52, 132),
+    ("tail", 8, 256): (28, 28, 19, 1, 0, 56),
+    ("tail", 8, 512): (56, 56, 19, 1, 0, 112),
+    ("tail", 8, 4096): (448, 448, 19, 1, 0, 132),
+    ("tail", 8, 16384): (1782, 1716, 22, 2, 76, 132),
+    ("tail", 16, 256): (28, 28, 10, 1, 0, 56),
+}
+
+
+@pytest.mark.parametrize("request_shape", EXAMPLES, ids=str)
+def test_plan_gives_the_pinned_items(kimi: Model, h200: DeviceFacts, request_shape: tuple[str, int, int]) -> None:
+    stage, tp, tokens = request_shape
+    gemm = gemm_of(kimi, h200, stage, tp, tokens)
+    parameters = dict(gemm.parameters)
+    cut = parameters["sk_total"] // K_ITERATIONS[stage][tp]
+    found = tuple(parameters[name] for name in ("num_items", "full_items", "sk_ipc", "sk_max_seg"))
+    assert (*found, cut, gemm.grid_ctas[0]) == EXAMPLES[request_shape]
+    assert list(parameters) == ["m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg", "sk_total"]
+
+
+@pytest.mark.parametrize("tp", TPS)
+def test_keys_name_the_rank_and_the_architecture(kimi: Model, h200: DeviceFacts, tp: int) -> None:
+    reached = {
+        tuple(launch.key for launch in launches(kimi, h200, stage, tp, tokens))
+        for stage in ("front", "tail")
+        for tokens in TOKENS
+    }
+    ragged = "kt32" if tp == 16 else ""
+    assert reached == {
+        (f"front:i{6144 // tp}@sm_90a",),
+        ("tail_norm:e1@sm_90a", f"tail_gemm:tp{tp}{ragged}@sm_90a"),
+    }
+
+
+def test_front_form_has_its_constants(kimi: Model, h200: DeviceFacts) -> None:
+    form = gemm_of(kimi, h200, "front", 16, 300).form
+    # 896 experts are 3.5 tiles of 256; 384 shared columns are 3 of 128
+    assert form == GemmForm(
+        stage="front",
+        tp=16,
+        block_m=128,
+        block_n=256,
+        num_k=112,
+        num_stages=4,
+        evict_first=False,
+        fused_norm=False,
+        staged_store=True,
+        k1_ragged_cols=0,
+        constants=(("I_LOCAL", 384), ("N_TILES", 4 + 14 + 3), ("S_TILES", 3)),
+    )
+
+
+@pytest.mark.parametrize(("tp", "up", "down", "ragged"), [(1, 56, 96, 0), (8, 7, 12, 0), (16, 4, 6, 32)])
+def test_tail_form_has_its_constants(kimi: Model, h200: DeviceFacts, tp: int, up: int, down: int, ragged: int) -> None:
+    form = gemm_of(kimi, h200, "tail", tp, 300).form
+    assert isinstance(form, GemmForm)
+    assert form.constants == (("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down))
+    assert (form.num_k, form.k1_ragged_cols) == (up + down, ragged)
+
+
+def test_ragged_tiles_are_planned(kimi: Model, h200: DeviceFacts) -> None:
+    dims = dataclasses.replace(kimi.dims, hidden=7104, latent=3600, experts=900, shared_intermediate=6400)
+    odd = dataclasses.replace(kimi, dims=dims)
+    front = gemm_of(odd, h200, "front", 4, 300).form
+    tail = gemm_of(odd, h200, "tail", 4, 300).form
+    assert isinstance(front, GemmForm)
+    assert isinstance(tail, GemmForm)
+    # 900 / 256, 3600 / 256 and 1600 / 128, each rounded up; 900 latent columns a rank end 4 into their 15th iteration
+    assert front.constants == (("I_LOCAL", 1600), ("N_TILES", 4 + 15 + 13), ("S_TILES", 13))
+    assert (tail.num_k, tail.k1_ragged_cols) == (15 + 25, 4)
+    assert dict(gemm_of(odd, h200, "tail", 4, 300).parameters)["num_items"] >= 28
+
+
+def test_norm_is_released_early_whatever_the_grids(kimi: Model) -> None:
+    for sm_count in SM_COUNTS:
+        device = DeviceFacts.nominal("sm_90a", sm_count)
+        for tokens in (129, 1000, 16384):
+            plan = plan_route(kimi, stage="tail", tp=8, tokens=tokens, partials=1, device=device)
+            norm = plan.launches[0]
+            assert norm.form == NormForm(rows_per_cta=4, early_trigger=True)
+            assert norm.grid_ctas == (-(-tokens // 4), 1, 1)
+            (rule,) = (rule for rule in plan.rules if rule.field == "norm.early_trigger")
+            assert rule.value is True
+            assert "SM to itself" in rule.reason
+
+
+@pytest.mark.parametrize("stage", ["front", "tail"])
+def test_every_decision_names_its_rule(kimi: Model, h200: DeviceFacts, stage: str) -> None:
+    plan = plan_route(kimi, stage=stage, tp=16, tokens=300, partials=1, device=h200)
+    gemm = plan.launches[-1]
+    extra = {"k1_ragged_cols", "norm.early_trigger"} if stage == "tail" else set()
+    chosen = {"n_tiles", "num_k", "num_stages", "grid_ctas"} | extra
+    assert {rule.field for rule in plan.rules} == chosen | {name for name, _ in gemm.parameters}
+    values = {**dict(gemm.parameters), "num_k": K_ITERATIONS[stage][16], "num_stages": 4, "n_tiles": N_TILES[stage][16]}
+    values |= {"grid_ctas": gemm.grid_ctas[0], "k1_ragged_cols": 32, "norm.early_trigger": True}
+    for rule in plan.rules:
+        assert rule.value == values[rule.field]
+        assert rule.reason
+
+
+def test_partials_change_no_launch(kimi: Model, h200: DeviceFacts) -> None:
+    for partials in (2, 64):
+        plan = plan_route(kimi, stage="tail", tp=8, tokens=600, partials=partials, device=h200)
+        assert plan.launches == launches(kimi, h200, "tail", 8, 600)
+
+
+def test_fewer_resident_pairs_shrink_the_grid(kimi: Model, h200: DeviceFacts) -> None:
+    scattered = dataclasses.replace(h200, resident_pairs=60)
+    gemm = gemm_of(kimi, scattered, "front", 1, 4096)
+    assert gemm.grid_ctas == (120, 1, 1)
+    assert dict(gemm.parameters)["full_items"] % 60 == 0
+
+
+def test_a_device_without_pairs_is_refused(kimi: Model, h200: DeviceFacts) -> None:
+    lone = dataclasses.replace(h200, resident_pairs=0)
+    with pytest.raises(PlanError, match=r"0 resident pairs \(132 SMs\); it needs at least 1"):
+        gemm_of(kimi, lone, "tail", 8, 129)
+
+
+def test_a_ring_over_shared_memory_is_refused(kimi: Model, h200: DeviceFacts) -> None:
+    deep = dataclasses.replace(kimi, prefill_sm90=dataclasses.replace(kimi.prefill_sm90, num_stages=5))
+    with pytest.raises(PlanError, match=r"5 stages \* 49152 bytes = 245760 of 232448. Use at most 4 stages"):
+        gemm_of(deep, h200, "front", 8, 129)
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "message"),
+    [
+        ({"hidden": 7200}, "front", r"hidden = 7200 does not divide by 64 .*7200 - 7168 = 32 left over"),
+        ({"shared_intermediate": 6400}, "tail", r"shared_intermediate / TP = 800 does not divide by 64"),
+        ({"shared_intermediate": 6148}, "front", r"shared_intermediate = 6148 does not divide by 8 \(TP degree\)"),
+        ({"latent": 3580}, "tail", r"latent = 3580 does not divide by 8 \(TP degree\)"),
+    ],
+)
+def test_partial_iterations_are_refused(
+    kimi: Model, h200: DeviceFacts, change: dict[str, int], stage: str, message: str
+) -> None:
+    odd = dataclasses.replace(kimi, dims=dataclasses.replace(kimi.dims, **change))
+    with pytest.raises(PlanError, match=message):
+        gemm_of(odd, h200, stage, 8, 300)
+
+
+def test_tokens_beyond_32_bit_coordinates_are_refused(kimi: Model, h200: DeviceFacts) -> None:
+    endless = dataclasses.replace(kimi, max_tokens=2**40)
+    last = 2**31 - 256
+    assert dict(gemm_of(endless, h200, "tail", 1, last).parameters)["m_tiles"] == last // 128
+    for stage in ("front", "tail"):
+        with pytest.raises(PlanError, match=r"token row is 16777216 row tiles \* 128 = 2147483648; .* to 2147483647"):
+            gemm_of(endless, h200, stage, 1, last + 1)
+
+
+def test_tiles_beyond_32_bits_are_refused(kimi: Model, h200: DeviceFacts) -> None:
+    wide = dataclasses.replace(kimi, max_tokens=2**40, dims=dataclasses.replace(kimi.dims, hidden=2**17))
+    with pytest.raises(PlanError, match=r"tile number is 4194304 pair rows \* 512 columns of tiles = 2147483648"):
+        gemm_of(wide, h200, "tail", 1, 2**30)
+
+
+def test_planning_every_token_count_takes_seconds_at_most(kimi: Model) -> None:
+    device = DeviceFacts.nominal("sm_90a", 130)
+    start = time.process_time()
+    for tokens in range(1, 16385):
+        plan_route(kimi, stage="tail", tp=2, tokens=tokens, partials=1, device=device)
+    assert time.process_time() - start < 10

@@ -1,0 +1,55 @@
+"""Device memory beside the operands: sized by what the kernels index."""
+
+from __future__ import annotations
+
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan import GemmForm, Launch, control_words, partials_elems, plan_route
+
+
+def gemm(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) -> Launch:
+    return plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device).launches[-1]
+
+
+def test_cut_gemm_has_a_slot_for_each_segment(kimi: Model, h200: DeviceFacts) -> None:
+    # 24 tiles of at most 4 segments: 2 CTAs * 128 * 256 sums each
+    launch = gemm(kimi, h200, "front", 8, 256)
+    assert partials_elems(launch) == 24 * 4 * 2 * 128 * 256 == 6291456
+    assert control_words(launch) == 24 * 4
+
+
+def test_whole_tiles_need_neither(kimi: Model, h200: DeviceFacts) -> None:
+    launch = gemm(kimi, h200, "front", 1, 256)
+    assert (partials_elems(launch), control_words(launch)) == (0, 0)
+
+
+def test_last_segment_of_the_last_tile_ends_the_partials(kimi: Model) -> None:
+    for sm_count in (78, 132):
+        device = DeviceFacts.nominal("sm_90a", sm_count)
+        for stage in ("front", "tail"):
+            for tp in (1, 2, 4, 8, 16):
+                for tokens in range(256, 16385, 256):
+                    launch = gemm(kimi, device, stage, tp, tokens)
+                    assert isinstance(launch.form, GemmForm)
+                    parameters = dict(launch.parameters)
+                    cut = parameters["sk_total"] // launch.form.num_k
+                    assert cut * launch.form.num_k == parameters["sk_total"]
+                    # slots of one warpgroup: [cut, segment, CTA, warpgroup] of [64, 256] sums
+                    slot = ((cut * parameters["sk_max_seg"] - 1) * 2 + 1) * 2 + 1
+                    assert partials_elems(launch) == (slot + 1) * 64 * 256 if cut else partials_elems(launch) == 0
+                    assert control_words(launch) == (((cut - 1) * 2 + 1) * 2 + 1 + 1 if cut else 0)
+                    # 2 waves, less a tile, in 2 segments: the wider cut is taken for few segments only
+                    assert partials_elems(launch) * 4 <= 64 * 2**20
+
+
+def test_decode_counts_arrivals_only_where_ctas_wait(kimi: Model, h200: DeviceFacts) -> None:
+    waiting = gemm(kimi, h200, "tail", 8, 64)
+    assert (partials_elems(waiting), control_words(waiting)) == (0, 1)
+    resident = gemm(kimi, h200, "tail", 8, 8)
+    assert (partials_elems(resident), control_words(resident)) == (0, 0)
+    front = gemm(kimi, h200, "front", 8, 8)
+    assert (partials_elems(front), control_words(front)) == (0, 0)
+
+
+def test_norm_needs_neither(kimi: Model, h200: DeviceFacts) -> None:
+    norm = plan_route(kimi, stage="tail", tp=8, tokens=300, partials=1, device=h200).launches[0]
+    assert (partials_elems(norm), control_words(norm)) == (0, 0)
