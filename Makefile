@@ -6,7 +6,7 @@ READY := $(VENV)/.cakegen-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check export gpu-test wheel clean
+.PHONY: help setup demo test lint format check export bench gpu-test wheel clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,6 +35,11 @@ check: $(READY) ## The generated tree is what its exports and templates say
 
 export: $(READY) ## Write the generated tree
 	@$(BIN)/cakegen export
+
+BENCH ?= --rows main
+
+bench: $(READY) ## Measure on this machine's GPU; BENCH="--rows decode" and other options of `cakegen bench`
+	@$(BIN)/cakegen bench $(BENCH)
 
 gpu-test: $(READY) ## The tests that launch; need a supported GPU
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu

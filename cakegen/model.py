@@ -77,6 +77,8 @@ class DecodeRules:
     small_min_stages_plain: int
     issue_ahead: int
     stagger_units: int
+    # from this n_pad on, each CTA of a pair finishes half of the tokens (0: rank 0 finishes all)
+    split_finalize_n_pad: int
 
 
 @dataclass(frozen=True)
@@ -187,12 +189,19 @@ class Model:
     targets: tuple[Target, ...]
     families: tuple[Family, ...]
     decode: DecodeRules
+    decode_sm90: DecodeRules
     prefill: PrefillRules
     prefill_sm90: HopperPrefillRules
 
     def target(self, arch: str) -> Target | None:
         """The target for an architecture, or None where the export does not serve it."""
         return next((t for t in self.targets if t.arch == arch), None)
+
+    def for_family(self, arch_family: str) -> Model:
+        """This model with the decode rules of one architecture family in `decode`."""
+        if arch_family != "sm90" or self.decode == self.decode_sm90:
+            return self
+        return dataclasses.replace(self, decode=self.decode_sm90)
 
     def template_for(self, family: str, arch_family: str) -> str | None:
         """The template of a kernel family, or None where the export declares none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -50,7 +51,8 @@ def binding_examples(registries: Iterable[Registry]) -> list[tuple[Registry, str
 def build_binding(registry: Registry, key: str, folder: Path) -> Path:
     """Compile a key's binding, its kernel included, into a shared library; fails with the compiler's words."""
     program = registry.program(key)
-    library = folder / f"{program.name}.so"
+    # by key: several share one program, and differ in the compile line's constants
+    library = folder / f"{re.sub(r'[^0-9A-Za-z]', '_', key)}.so"
     constants = [f"-D{name}={value}" for name, value in registry.constants(key).items()]
     command = [find_nvcc(), *FLAGS, *include_flags(), *constants, str(registry.csrc / program.binding_source)]
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the GPU tests share: weights of a whole model, guarded outputs, and checks that are counted without waiting.
+"""What the GPU tests share: weights of a whole model, guarded memory, and checks that are counted without waiting.
 
 A check is a 0-dim tensor on the device that must be zero; `Checks.settle` reads all of them at once.
 """
@@ -14,12 +14,13 @@ import torch
 
 from cakegen.model import Model
 from cakegen.registry import Registry, load_registry
-from cakegen.runtime import LatentMoe
+from cakegen.runtime import LatentMoe, Workspace
 from cakegen.runtime.reference import reference_front, reference_tail
-from cakegen.runtime.runner import Runner
+from cakegen.runtime.runner import Runner, plan_partials
 
 BF16 = torch.bfloat16
 TOKENS = 128
+ALL_ROWS = slice(None)
 BF16_TOLERANCE = 1e-2
 FP32_TOLERANCE = 1e-3
 # NaNs that no instruction makes
@@ -60,9 +61,12 @@ class Checks:
 class Guarded:
     """An output inside a larger buffer of canaries: columns on both sides, rows before and behind."""
 
-    def __init__(self, cols: int, dtype: torch.dtype, device: torch.device, left: int = 16, right: int = 8) -> None:
+    def __init__(
+        self, like: torch.Tensor, cols: int, dtype: torch.dtype = BF16, left: int = 16, right: int = 8
+    ) -> None:
+        """Room for the rows of `like`, on its device."""
         kind, self.canary = _CANARIES[dtype]
-        self.buffer = torch.empty(TOKENS + 2, left + cols + right, dtype=dtype, device=device)
+        self.buffer = torch.empty(like.shape[-2] + 2, left + cols + right, dtype=dtype, device=like.device)
         self.bits = self.buffer.view(kind)
         self.columns = slice(left, left + cols)
 
@@ -81,9 +85,31 @@ class Guarded:
         return inside.sum() + (self.bits.numel() - inside.numel() - untouched)
 
 
+class GuardedPartials:
+    """A workspace whose fp32 partials are NaN before a call, with a margin behind them that no program may touch."""
+
+    MARGIN = 4096
+
+    def __init__(self, device: torch.device, elems: int) -> None:
+        self.workspace = Workspace(device)
+        kind, self.canary = _CANARIES[torch.float32]
+        self.bits = self.workspace.reserve(elems + self.MARGIN).view(kind)
+
+    def poison(self) -> None:
+        """Fill partials and margin."""
+        self.bits.fill_(self.canary)
+
+    def faults(self, runner: Runner) -> torch.Tensor:
+        """Elements behind those of a runner's plan that were written."""
+        assert runner.plan is not None
+        used = plan_partials(runner.plan)
+        assert used + self.MARGIN <= self.bits.numel(), "the workspace has grown: reserve more"
+        return (self.bits[used:] != self.canary).sum()
+
+
 @dataclass
 class Weights:
-    """All ranks' weights of one model, and inputs of TOKENS rows."""
+    """All ranks' weights of one model, and inputs of some rows."""
 
     gate: torch.Tensor
     down: torch.Tensor
@@ -98,7 +124,7 @@ class Weights:
     shared_act: torch.Tensor
 
 
-def make_weights(model: Model, device: torch.device, seed: int = 0) -> Weights:
+def make_weights(model: Model, device: torch.device, seed: int = 0, tokens: int = TOKENS, partials: int = 3) -> Weights:
     """Random weights that give products of order 1, and activations whose rows are pitched with NaN between them."""
     dims = model.dims
     make = torch.Generator(device=device).manual_seed(seed)
@@ -107,8 +133,8 @@ def make_weights(model: Model, device: torch.device, seed: int = 0) -> Weights:
         return (torch.randn(*shape, generator=make, device=device) * scale).to(BF16)
 
     def rows(cols: int, *outer: int) -> torch.Tensor:
-        buffer = torch.full((*outer, TOKENS, cols + 64), float("nan"), dtype=BF16, device=device)
-        buffer[..., :cols] = normal(*outer, TOKENS, cols)
+        buffer = torch.full((*outer, tokens, cols + 64), float("nan"), dtype=BF16, device=device)
+        buffer[..., :cols] = normal(*outer, tokens, cols)
         return buffer[..., :cols]
 
     return Weights(
@@ -122,62 +148,94 @@ def make_weights(model: Model, device: torch.device, seed: int = 0) -> Weights:
         shared_down=normal(dims.hidden, dims.shared_intermediate, scale=dims.shared_intermediate**-0.5),
         x=rows(dims.hidden),
         other_x=rows(dims.hidden),
-        routed=rows(dims.latent, 3),
+        routed=rows(dims.latent, partials),
         shared_act=rows(dims.shared_intermediate),
     )
 
 
-class FrontCase:
-    """One rank's front: operands, guarded outputs, and the fp64 reference of all rows."""
+class _Case:
+    """What both stages share: the outputs, their guards, and the partials of split GEMMs."""
 
-    def __init__(self, moe: LatentMoe, weights: Weights, tp: int, rank: int = 0) -> None:
+    outputs: tuple[Guarded, ...]
+    names: tuple[str, ...]
+    partials: GuardedPartials | None
+
+    @property
+    def workspace(self) -> Workspace | None:
+        """What a runner is given; None: the current stream's."""
+        return None if self.partials is None else self.partials.workspace
+
+    def poison(self) -> None:
+        """Fill the outputs, their guards, and the partials."""
+        for guarded in (*self.outputs, *((self.partials,) if self.partials else ())):
+            guarded.poison()
+
+    def check_guards(self, checks: Checks, runner: Runner, tokens: int, label: str) -> None:
+        """Every output element was written, and nothing else was."""
+        for name, output in zip(self.names, self.outputs, strict=True):
+            checks.zero(f"{label} {name} guards", output.faults(tokens))
+        if self.partials is not None:
+            checks.zero(f"{label} margin of the partials", self.partials.faults(runner))
+
+
+class FrontCase(_Case):
+    """One rank's front: operands, guarded outputs, and the fp64 reference."""
+
+    names = ("logits", "latent", "shared_act")
+    tolerances = (FP32_TOLERANCE, BF16_TOLERANCE, BF16_TOLERANCE)
+
+    def __init__(
+        self, moe: LatentMoe, weights: Weights, tp: int, rank: int = 0, partials: GuardedPartials | None = None
+    ) -> None:
         dims = moe.model.dims
         width = dims.i_local(tp)
         columns = slice(rank * width, (rank + 1) * width)
-        self.moe, self.tp, self.x, self.device = moe, tp, weights.x, weights.x.device
+        self.moe, self.tp, self.x, self.device, self.partials = moe, tp, weights.x, weights.x.device, partials
         gate_up = torch.cat((weights.shared_gate[columns], weights.shared_up[columns]))
         self.weights = (weights.gate, weights.down, gate_up)
         self.outputs = (
-            Guarded(dims.experts, torch.float32, self.device, 4, 4),
-            Guarded(dims.latent, BF16, self.device),
-            Guarded(width, BF16, self.device),
+            Guarded(self.x, dims.experts, torch.float32, 4, 4),
+            Guarded(self.x, dims.latent),
+            Guarded(self.x, width),
         )
-        self.tolerances = (FP32_TOLERANCE, BF16_TOLERANCE, BF16_TOLERANCE)
-        self.names = ("logits", "latent", "shared_act")
 
-    def expected(self, x: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """fp64 outputs of all rows."""
-        return reference_front(self.moe.model.dims, self.x if x is None else x, *self.weights, dtype=torch.float64)
+    def expected(self, rows: slice = ALL_ROWS) -> tuple[torch.Tensor, ...]:
+        """fp64 outputs of some rows."""
+        return reference_front(self.moe.model.dims, self.x[rows], *self.weights, dtype=torch.float64)
 
     def prepare(self, tokens: int, *, x: torch.Tensor | None = None, moe: LatentMoe | None = None) -> Runner:
         """A runner of the first rows, with poisoned outputs."""
         rows = (self.x if x is None else x)[:tokens]
         self.poison()
         views = (output.view(tokens) for output in self.outputs)
-        return (moe or self.moe).prepare_front(rows, *self.weights, *views)
-
-    def poison(self) -> None:
-        """Fill the outputs and their guards."""
-        for output in self.outputs:
-            output.poison()
+        return (moe or self.moe).prepare_front(rows, *self.weights, *views, workspace=self.workspace)
 
 
-class TailCase:
-    """One rank's tail: operands, guarded outputs, and the reference of all rows."""
+class TailCase(_Case):
+    """One rank's tail: operands, guarded outputs, and the reference."""
 
-    def __init__(self, moe: LatentMoe, weights: Weights, tp: int, rank: int, partials: int) -> None:
+    names = ("y", "out")
+
+    def __init__(
+        self,
+        moe: LatentMoe,
+        weights: Weights,
+        tp: int,
+        rank: int,
+        num_partials: int,
+        partials: GuardedPartials | None = None,
+    ) -> None:
         dims = moe.model.dims
         width = dims.i_local(tp)
         columns = slice(rank * width, (rank + 1) * width)
-        self.moe, self.tp, self.rank, self.device = moe, tp, rank, weights.x.device
-        self.routed, self.shared_act = weights.routed[:partials], weights.shared_act[:, columns]
+        self.moe, self.tp, self.rank, self.device, self.partials = moe, tp, rank, weights.x.device, partials
+        self.routed, self.shared_act = weights.routed[:num_partials], weights.shared_act[:, columns]
         self.norm, self.up, self.shared_down = weights.norm, weights.up, weights.shared_down[:, columns].contiguous()
-        self.outputs = (Guarded(dims.latent, BF16, self.device), Guarded(dims.hidden, BF16, self.device))
-        self.names = ("y", "out")
+        self.outputs = (Guarded(weights.x, dims.latent), Guarded(weights.x, dims.hidden))
 
-    def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """`y` with its defined bits and the fp64 `out` of all rows."""
-        operands = (self.routed, self.norm, self.up, self.shared_act, self.shared_down)
+    def expected(self, rows: slice = ALL_ROWS) -> tuple[torch.Tensor, torch.Tensor]:
+        """`y` with its defined bits and the fp64 `out` of some rows."""
+        operands = (self.routed[:, rows], self.norm, self.up, self.shared_act[rows], self.shared_down)
         return reference_tail(self.moe.model.dims, *operands, tp=self.tp, rank=self.rank, dtype=torch.float64)
 
     def prepare(
@@ -200,12 +258,8 @@ class TailCase:
             tp=self.tp,
             rank=self.rank,
             y_workspace=self.outputs[0].view(tokens),
+            workspace=self.workspace,
         )
-
-    def poison(self) -> None:
-        """Fill the outputs and their guards."""
-        for output in self.outputs:
-            output.poison()
 
 
 Case = FrontCase | TailCase
@@ -214,8 +268,7 @@ Case = FrontCase | TailCase
 def run_twice(checks: Checks, case: Case, runner: Runner, tokens: int, label: str) -> tuple[torch.Tensor, ...]:
     """Run, check the guards, run again on poisoned outputs, check equal bits; returns copies of the outputs."""
     first = tuple(value.clone() for value in runner())
-    for name, output in zip(case.names, case.outputs, strict=True):
-        checks.zero(f"{label} {name} guards", output.faults(tokens))
+    case.check_guards(checks, runner, tokens, label)
     case.poison()
     for name, again, value in zip(case.names, runner(), first, strict=True):
         checks.equal(f"{label} {name} relaunch", again, value)
@@ -234,6 +287,25 @@ def token_of_each_route(prepare: Callable[[int], Runner]) -> list[int]:
     for count in range(TOKENS, 0, -1):
         found.setdefault(keys_of(prepare(count)), count)
     return sorted(found.values())
+
+
+def spans(runners: list[Runner], streams: list[torch.cuda.Stream], launches: int) -> list[tuple[float, float]]:
+    """Start and end in ms of each runner's launches on its stream; all streams wait for one gate, about 10 ms away."""
+    start, gate = torch.cuda.Event(enable_timing=True), torch.cuda.Event()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in runners]
+    torch.cuda.synchronize()
+    start.record()
+    torch.cuda._sleep(20_000_000)
+    gate.record()
+    for stream, runner, (begin, end) in zip(streams, runners, events, strict=True):
+        with torch.cuda.stream(stream):
+            stream.wait_event(gate)
+            begin.record()
+            for _ in range(launches):
+                runner()
+            end.record()
+    torch.cuda.synchronize()
+    return [(start.elapsed_time(begin), start.elapsed_time(end)) for begin, end in events]
 
 
 REGISTRIES: list[Registry] = []

@@ -33,7 +33,11 @@ DECODE = DecodeRules(
     small_min_stages_plain=2,
     issue_ahead=3,
     stagger_units=2,
+    split_finalize_n_pad=0,
 )
+
+# What Hopper does differently.
+SM90_DECODE_CHANGES: dict[str, int] = {"resident_tokens_staged": 4, "split_finalize_n_pad": 32}
 
 PREFILL = PrefillRules(
     block_m=128,
@@ -133,6 +137,7 @@ def kimi_k3_model() -> Model:
         ),
         families=FAMILIES,
         decode=DECODE,
+        decode_sm90=dataclasses.replace(DECODE, **SM90_DECODE_CHANGES),
         prefill=PREFILL,
         prefill_sm90=PREFILL_SM90,
     )
@@ -147,6 +152,7 @@ def tiny_model() -> Model:
         dims=dataclasses.replace(kimi.dims, hidden=512, latent=512, experts=384, shared_intermediate=1024),
         targets=TINY_TARGETS,
         decode=dataclasses.replace(kimi.decode, **TINY_DECODE_CHANGES),
+        decode_sm90=dataclasses.replace(kimi.decode_sm90, **TINY_DECODE_CHANGES),
         prefill=dataclasses.replace(kimi.prefill, **TINY_PREFILL_CHANGES),
         prefill_sm90=dataclasses.replace(kimi.prefill_sm90, **TINY_PREFILL_SM90_CHANGES),
     )

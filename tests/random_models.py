@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-from models import tiny_model
+from models import SM90_DECODE_CHANGES, tiny_model
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model, Target, to_literal
@@ -29,11 +29,12 @@ def random_model(seed: int) -> Model:
 def model_toml(model: Model) -> str:
     """The export file that declares a model."""
     literal = to_literal(model)
+    literal["decode_sm90"] = {key: literal["decode_sm90"][key] for key in SM90_DECODE_CHANGES}
     requests = {"max_tokens": model.max_tokens, "max_partials": model.max_partials}
     sections = [f"name = {json.dumps(model.name)}", _table("[model]", literal["dims"]), _table("[requests]", requests)]
     sections += [_table("[[targets]]", target) for target in literal["targets"]]
     sections += [_table("[[kernels]]", family) for family in literal["families"]]
-    sections += [_table(f"[{rules}]", literal[rules]) for rules in ("decode", "prefill", "prefill_sm90")]
+    sections += [_table(f"[{rules}]", literal[rules]) for rules in ("decode", "decode_sm90", "prefill", "prefill_sm90")]
     return "\n\n".join(sections) + "\n"
 
 
@@ -80,6 +81,11 @@ def _draw(chance: random.Random, seed: int) -> Model:
         targets=(Target("sm_90a", degrees, sm_counts),),
         families=tuple(family for family in tiny.families if family.arch_family == "sm90"),
         decode=rules,
+        decode_sm90=dataclasses.replace(
+            rules,
+            resident_tokens_staged=chance.randint(0, 32),
+            split_finalize_n_pad=chance.choice((0, 16, 32, 128)),
+        ),
     )
 
 

@@ -45,6 +45,8 @@ class FakeDriver:
         self.sm_count = 132
         self.resident_clusters = 66
         self.busy: set[int] = set()
+        self.captured_elsewhere = False
+        self.capture_mode = real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         self.capability = (9, 0)
         self._next = 0x7F00_0000_0000
         self._keep: list[Any] = []
@@ -75,6 +77,16 @@ class FakeDriver:
         self.context = int(context)
         return (OK,)
 
+    def exchange_mode(self, mode: Any) -> tuple[Any, Any]:
+        previous, self.capture_mode = self.capture_mode, mode
+        return OK, previous
+
+    def query(self, stream: int) -> tuple[Any]:
+        relaxed = self.capture_mode == real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        if self.captured_elsewhere and not relaxed:
+            return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        return (NOT_READY if stream in self.busy else OK,)
+
     def attribute(self, kind: Any) -> int:
         return {
             "COMPUTE_CAPABILITY_MAJOR": self.capability[0],
@@ -97,14 +109,14 @@ _ANSWERS: dict[str, Any] = {
     "cuCtxGetCurrent": lambda fake: (OK, fake.context),
     "cuCtxSetCurrent": lambda fake, context: fake.set_context(context),
     "cuCtxSynchronize": lambda fake: (OK,),
-    "cuThreadExchangeStreamCaptureMode": lambda fake, mode: (OK, mode),
+    "cuThreadExchangeStreamCaptureMode": lambda fake, mode: fake.exchange_mode(mode),
     "cuMemAlloc": lambda fake, size: (OK, fake.allocate(size)),
     "cuMemHostAlloc": lambda fake, size, flags: (OK, fake.host_allocate(size)),
     "cuMemHostGetDevicePointer": lambda fake, host, flags: (OK, host),
     "cuStreamCreate": lambda fake, flags: (OK, 0x51),
     "cuStreamSynchronize": lambda fake, stream: (OK,),
     "cuStreamDestroy": lambda fake, stream: (OK,),
-    "cuStreamQuery": lambda fake, stream: (NOT_READY if stream in fake.busy else OK,),
+    "cuStreamQuery": lambda fake, stream: fake.query(stream),
     "cuMemsetD8Async": lambda fake, base, value, count, stream: (OK,),
     "cuLibraryLoadData": lambda fake, *arguments: (OK, "library"),
     "cuLibraryGetKernel": lambda fake, library, symbol: (OK, symbol.decode()),

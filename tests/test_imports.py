@@ -24,6 +24,7 @@ ALLOWED = {
     "spec": LEAVES | {"arch", "model", "plan"},
     "emit": LEAVES | {"arch", "model", "paths", "plan", "registry"},
     "runtime": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile"},
+    "bench": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "emit", "runtime", "__init__"},
 }
 FORBIDDEN = {
     "plan": {"torch", "numpy", "pydantic", "jinja2", "click", "cuda", "pathlib", "os", "io"},
@@ -31,6 +32,7 @@ FORBIDDEN = {
     "emit": {"torch", "pydantic", "click", "cuda"},
     "compile": {"torch", "jinja2", "pydantic", "click"},
     "runtime": {"jinja2", "pydantic", "click"},
+    "bench": {"jinja2", "pydantic", "click"},
     "registry": {"torch", "jinja2", "pydantic", "click", "cuda"},
     "model": {"torch", "pydantic"},
 }

@@ -9,7 +9,15 @@ from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan.records import DecodeForm, NormForm
-from cakegen.plan.smem import DecodeSmem, UnitShare, a_chunk_bytes, b_chunk_bytes, decode_smem, unit_shares
+from cakegen.plan.smem import (
+    DecodeSmem,
+    UnitShare,
+    a_chunk_bytes,
+    b_chunk_bytes,
+    decode_smem,
+    final_tokens,
+    unit_shares,
+)
 from cakegen.registry import LaunchRecord, TensorMapEntry
 
 WARP_THREADS = 32
@@ -30,6 +38,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     EmitError
         The row of the fused norm does not fit a warp's registers, or the barriers their bytes.
     """
+    model = model.for_family(arch_family)
     smem = decode_smem(form, model)
     barriers = _barriers(form)
     tail = form.stage == "tail"
@@ -134,7 +143,6 @@ def _thread_constants(form: DecodeForm) -> tuple[Constant, ...]:
         Constant("kNormBarrier", 2, "named barrier of the norm warps"),
         Constant("kClusterCtas", form.cluster_ctas, "CTAs that share a weight tile and split its K"),
         Constant("kGridCtas", form.grid_ctas, "CTAs of the launch"),
-        Constant("kWideWait", form.wide_wait, "only the epilogue waits for the partner CTA to have started"),
     )
 
 
@@ -144,6 +152,8 @@ def _tile_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
         Constant("kBlockM", rules.block_m, "weight rows of a tile (a shared tile: half gate, half up)"),
         Constant("kBlockK", rules.block_k, "elements of a K chunk: one 128-byte swizzled row"),
         Constant("kNPad", form.n_pad, "tokens of the MMA; those past num_tokens arrive as zeros"),
+        Constant("kSplitFinalize", form.split_finalize, "each CTA of a pair finishes half of the tokens"),
+        Constant("kFinalTokens", final_tokens(form.n_pad, form.split_finalize), "tokens that a CTA finishes"),
         Constant("kNumStages", form.num_stages, "ring stages"),
         Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
         Constant("kChunkABytes", a_chunk_bytes(rules), "one K chunk of weights"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cakegen.arch import architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan.records import DecodeForm, Rule
@@ -22,6 +23,10 @@ from cakegen.plan.smem import (
     landing_bytes,
     larger_half,
 )
+
+
+# Hopper's MMA warps free a stage when they have issued the next one: with a single stage neither side could move.
+_MIN_STAGES = {"sm90": 2}
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,12 @@ def is_alias(shape: DecodeShape, cluster_ctas: int, model: Model) -> bool:
     return cluster_ctas == 2 and shape.n_pad >= rules.alias_n_pad and half >= rules.alias_min_chunks
 
 
+def is_split(shape: DecodeShape, cluster_ctas: int, model: Model) -> bool:
+    """Whether each CTA of a pair finishes half of the tokens: it halves the exchange and the stores of wide tiles."""
+    least = model.decode.split_finalize_n_pad
+    return cluster_ctas == 2 and 0 < least <= shape.n_pad
+
+
 def plan_ring(
     shape: DecodeShape, cluster_ctas: int, chunks_per_stage: int, extra_bytes: int, model: Model, device: DeviceFacts
 ) -> Ring:
@@ -62,7 +73,8 @@ def plan_ring(
     """
     rules = model.decode
     alias = is_alias(shape, cluster_ctas, model)
-    landing = 0 if alias else landing_bytes(rules, shape.n_pad, cluster_ctas)
+    split = is_split(shape, cluster_ctas, model)
+    landing = 0 if alias else landing_bytes(rules, shape.n_pad, cluster_ctas, split)
     limit = device.max_dynamic_smem_bytes
     free = limit - rules.barrier_bytes - rules.flag_bytes - landing - extra_bytes
     stage = chunks_per_stage * (a_chunk_bytes(rules) + b_chunk_bytes(rules, shape.n_pad))
@@ -100,6 +112,7 @@ def base_form(shape: DecodeShape, cluster_ctas: int, model: Model) -> DecodeForm
         stagger_units=0,
         wide_wait=False,
         landing_alias=is_alias(shape, cluster_ctas, model),
+        split_finalize=is_split(shape, cluster_ctas, model),
         needs_residency=False,
         symbol="",
     )
@@ -121,6 +134,7 @@ def spell_symbol(form: DecodeForm, model: Model) -> str:
         (f"_st{form.stagger_units}", form.stagger_units),
         ("_ww", form.wide_wait),
         ("_la", form.landing_alias),
+        ("_sf", form.split_finalize),
         (f"_kt{form.k1_ragged_cols}", form.k1_ragged_cols),
     )
     return head + "".join(suffix for suffix, is_set in suffixes if is_set)
@@ -147,6 +161,7 @@ def plan_decode_front(shape: DecodeShape, model: Model, device: DeviceFacts) -> 
         grid_rule(form),
         depth_rule,
         alias_rule(form, model),
+        split_rule(form, model),
         Rule("num_stages", ring.num_stages, ring.arithmetic),
         Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
     )
@@ -188,6 +203,13 @@ def alias_rule(form: DecodeForm, model: Model) -> Rule:
     return Rule("landing_alias", form.landing_alias, reason)
 
 
+def split_rule(form: DecodeForm, model: Model) -> Rule:
+    """Why one CTA of a pair, or both, finish the tokens."""
+    least = model.decode.split_finalize_n_pad
+    reason = f"cluster {form.cluster_ctas} (needs 2), n_pad {form.n_pad} (from {least}; 0: never)"
+    return Rule("split_finalize", form.split_finalize, reason)
+
+
 def refuse_misfit(form: DecodeForm, ring: Ring, model: Model, device: DeviceFacts) -> None:
     """Refuse a form that its device can't hold.
 
@@ -198,8 +220,12 @@ def refuse_misfit(form: DecodeForm, ring: Ring, model: Model, device: DeviceFact
         drained ring.
     """
     where = f"decode {form.stage} TP {form.tp} n_pad={form.n_pad} on {device.arch}"
-    if form.num_stages < 1:
-        raise PlanError(f"{where}: no ring stage fits: {ring.arithmetic}. Use a smaller tile or fewer resident bytes.")
+    least = _MIN_STAGES.get(architecture(device.arch).family, 1)
+    if form.num_stages < least:
+        raise PlanError(
+            f"{where}: {form.num_stages} ring stages fit, at least {least} are needed: {ring.arithmetic}. Use a smaller"
+            " tile, fewer resident bytes, or a larger max_stages."
+        )
     layout = decode_smem(form, model)
     assert layout.total_bytes <= device.max_dynamic_smem_bytes  # the ring took no more than was left
     _refuse_misaligned(where, layout)

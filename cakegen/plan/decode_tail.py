@@ -20,6 +20,7 @@ from cakegen.plan.decode import (
     refuse_misfit,
     resident_bytes,
     spell_symbol,
+    split_rule,
     staged_bytes,
 )
 from cakegen.plan.records import DecodeForm, Rule
@@ -130,7 +131,14 @@ def _unfused(shape: DecodeShape, partition: Rule, model: Model, device: DeviceFa
 
 def _first_rules(shape: DecodeShape, partition: Rule, form: DecodeForm, model: Model) -> tuple[Rule, ...]:
     depth = Rule("chunks_per_stage", 1, "the tail streams two segments, a chunk a stage")
-    return (n_pad_rule(shape, model), partition, grid_rule(form), depth, alias_rule(form, model))
+    return (
+        n_pad_rule(shape, model),
+        partition,
+        grid_rule(form),
+        depth,
+        alias_rule(form, model),
+        split_rule(form, model),
+    )
 
 
 def _residency_reason(form: DecodeForm, device: DeviceFacts) -> str:

@@ -32,6 +32,7 @@ def form_of(launch: Launch) -> Hashable:
                     ("stagger", form.stagger_units > 0),
                     ("wide_wait", form.wide_wait),
                     ("landing_alias", form.landing_alias),
+                    ("split_finalize", form.split_finalize),
                     ("needs_residency", form.needs_residency),
                     ("ragged", form.k1_ragged_cols > 0),
                 )

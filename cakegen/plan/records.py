@@ -44,6 +44,8 @@ class DecodeForm:
         No tensor-map prefetch; the fill pauses before this unit (0: never); only the epilogue waits for the cluster.
     landing_alias
         The partner's sums land in the drained ring.
+    split_finalize
+        Each CTA of a pair finishes half of the tokens; else rank 0 finishes all.
     needs_residency
         CTAs wait for each other through a counter in global memory, so the whole grid must be resident (cooperative).
     """
@@ -71,6 +73,7 @@ class DecodeForm:
     stagger_units: int
     wide_wait: bool
     landing_alias: bool
+    split_finalize: bool
     needs_residency: bool
     symbol: str
 

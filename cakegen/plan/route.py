@@ -53,6 +53,7 @@ def plan_route(model: Model, *, stage: str, tp: int, tokens: int, partials: int,
 @functools.lru_cache(maxsize=8192)
 def _plan(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Plan:
     _refuse_unserved(model, stage, tp, tokens, partials, device)
+    model = model.for_family(architecture(device.arch).family)
     planner = _plan_decode if tokens <= model.decode.max_tokens else _plan_prefill
     launches, rules = planner(model, stage, tp, tokens, partials, device)
     return Plan(stage, tp, tokens, partials, device, launches, rules)

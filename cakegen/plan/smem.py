@@ -65,9 +65,16 @@ def b_chunk_bytes(rules: DecodeRules, n_pad: int) -> int:
     return n_pad * rules.block_k * BF16_BYTES
 
 
-def landing_bytes(rules: DecodeRules, n_pad: int, cluster_ctas: int) -> int:
-    """Where the partner's sums land: an fp32 tile `[n_pad, block_m]` in a pair, else a fixed reserve."""
-    return n_pad * rules.block_m * FP32_BYTES if cluster_ctas == 2 else rules.single_landing_bytes
+def final_tokens(n_pad: int, split_finalize: bool) -> int:
+    """Token rows that one CTA finishes."""
+    return n_pad // 2 if split_finalize else n_pad
+
+
+def landing_bytes(rules: DecodeRules, n_pad: int, cluster_ctas: int, split_finalize: bool) -> int:
+    """Where the partner's sums land: an fp32 tile `[final tokens, block_m]` in a pair, else a fixed reserve."""
+    if cluster_ctas != 2:
+        return rules.single_landing_bytes
+    return final_tokens(n_pad, split_finalize) * rules.block_m * FP32_BYTES
 
 
 def row_bytes(model: Model) -> int:
@@ -75,10 +82,10 @@ def row_bytes(model: Model) -> int:
     return model.dims.latent * BF16_BYTES
 
 
-def staging_bytes(rules: DecodeRules, stage: str, n_pad: int) -> int:
-    """The epilogue's output tile `[n_pad, block_m]` with padded rows: fp32 for the front's router tiles, else bf16."""
+def staging_bytes(rules: DecodeRules, stage: str, tokens: int) -> int:
+    """The epilogue's output tile `[tokens, block_m]` with padded rows: fp32 for the front's router tiles, else bf16."""
     element_bytes = FP32_BYTES if stage == "front" else BF16_BYTES
-    return n_pad * (rules.block_m * element_bytes + STAGING_PAD_BYTES)
+    return tokens * (rules.block_m * element_bytes + STAGING_PAD_BYTES)
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
     """
     rules = model.decode
     landing = rules.barrier_bytes + rules.flag_bytes
-    landing_size = landing_bytes(rules, form.n_pad, form.cluster_ctas)
+    landing_size = landing_bytes(rules, form.n_pad, form.cluster_ctas, form.split_finalize)
     a_ring = landing if form.landing_alias else landing + landing_size
     a_stage = form.chunks_per_stage * a_chunk_bytes(rules)
     b_stage = form.chunks_per_stage * b_chunk_bytes(rules, form.n_pad)
@@ -170,6 +177,6 @@ def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
         norm_weight_offset=norm_weight,
         norm_weight_bytes=norm_weight_size,
         staging_offset=a_ring + (landing_size if form.landing_alias else 0),
-        staging_bytes=staging_bytes(rules, form.stage, form.n_pad),
+        staging_bytes=staging_bytes(rules, form.stage, final_tokens(form.n_pad, form.split_finalize)),
         total_bytes=norm_weight + norm_weight_size,
     )

@@ -122,7 +122,9 @@ def context_is_current(context: int) -> bool:
 def is_idle(stream: int) -> bool:
     """Whether all work of a stream is complete; a stream that was destroyed, or is being captured, counts as busy."""
     module = bindings()
-    (result,) = module.cuStreamQuery(stream)
+    # in the mode that threads start with, another thread's capture may forbid the question, or be ended by it
+    with relaxed_capture():
+        (result,) = module.cuStreamQuery(stream)
     return bool(result == module.CUresult.CUDA_SUCCESS)
 
 

@@ -14,6 +14,7 @@ from cakegen.model import DecodeRules, Family, HopperPrefillRules, Model, ModelD
 from cakegen.spec.legality import check_model
 from cakegen.spec.sections import (
     DecodeSection,
+    DecodeSm90Section,
     KernelSection,
     ModelSection,
     Name,
@@ -34,6 +35,7 @@ class ExportSpec(Section):
     targets: tuple[TargetSection, ...]
     kernels: tuple[KernelSection, ...]
     decode: DecodeSection
+    decode_sm90: DecodeSm90Section
     prefill: PrefillSection
     prefill_sm90: PrefillSm90Section
 
@@ -53,6 +55,7 @@ class ExportSpec(Section):
             targets=tuple(_target(section) for section in self.targets),
             families=tuple(Family(**section.model_dump()) for section in self.kernels),
             decode=DecodeRules(**self.decode.model_dump()),
+            decode_sm90=DecodeRules(**(self.decode.model_dump() | self.decode_sm90.model_dump())),
             prefill=PrefillRules(**self.prefill.model_dump()),
             prefill_sm90=HopperPrefillRules(**self.prefill_sm90.model_dump()),
         )
@@ -127,6 +130,7 @@ def _reason(location: list[Any]) -> str | None:
     """The description of a field, where its section gives one."""
     sections: dict[str, type[Section]] = {
         "decode": DecodeSection,
+        "decode_sm90": DecodeSm90Section,
         "prefill": PrefillSection,
         "prefill_sm90": PrefillSm90Section,
     }

@@ -138,7 +138,7 @@ def _check_plans(model: Model) -> None:
 
 
 def _requests(model: Model, target: Target) -> Iterator[tuple[int, int, int, int]]:
-    rules = model.decode
+    rules = model.for_family(architecture(target.arch).family).decode
     edges = {1, rules.max_tokens, rules.resident_tokens_staged, rules.resident_tokens_long, rules.resident_tokens_short}
     edges |= set(rules.n_pads) | {n_pad + 1 for n_pad in rules.n_pads}
     tokens = {t for t in edges if 1 <= t <= rules.max_tokens}

@@ -93,6 +93,18 @@ class DecodeSection(Section):
     small_min_stages_plain: Stages
     issue_ahead: Stages
     stagger_units: Count
+    split_finalize_n_pad: Annotated[
+        int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
+    ]
+
+
+class DecodeSm90Section(Section):
+    """`[decode_sm90]`: what Hopper does differently from `[decode]`."""
+
+    resident_tokens_staged: Count
+    split_finalize_n_pad: Annotated[
+        int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
+    ]
 
 
 class PrefillSection(Section):

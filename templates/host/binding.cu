@@ -14,8 +14,8 @@ using cake_host::TensorView;
 constexpr const char* kProgram = "${spec.name | ident}";
 
 //% set bf16 = ["kDLBfloat", 16]
-//% set dtypes = {"logits": ["kDLFloat", 32], "counters": ["kDLInt", 32], "wait_record": ["kDLInt", 64]}
-//% set pointers = {"logits": "float*", "counters": "u32*", "wait_record": "u64*"}
+//% set dtypes = {"logits": ["kDLFloat", 32], "counters": ["kDLInt", 32], "partials": ["kDLFloat", 32], "wait_record": ["kDLInt", 64]}
+//% set pointers = {"logits": "float*", "counters": "u32*", "partials": "float*", "wait_record": "u64*"}
 void run(
 //% for kind, name in spec.arg_plan
 //% set last = loop.last
@@ -38,6 +38,13 @@ void run(
     TVM_FFI_CHECK(grid_x * Cfg::kRowsPerCta >= num_tokens && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": a grid of (" << grid_x << ", " << grid_y << ", " << grid_z << ") CTAs does not cover "
         << num_tokens << " rows, " << Cfg::kRowsPerCta << " a CTA";
+//% elif spec.role in ("front_gemm", "tail_gemm")
+    TVM_FFI_CHECK(grid_x >= 2 && grid_x <= 2 * num_items && grid_y == 1 && grid_z == 1, ValueError)
+        << kProgram << ": needs a grid of (2 to " << 2 * num_items << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
+        << ", " << grid_z << ")";
+    TVM_FFI_CHECK(m_tiles % 2 == 0 && m_tiles * Cfg::kBlockM >= num_tokens, ValueError)
+        << kProgram << ": " << m_tiles << " row tiles of " << Cfg::kBlockM << " do not cover " << num_tokens
+        << " tokens";
 //% else
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y

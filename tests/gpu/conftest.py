@@ -21,7 +21,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import REGISTRIES, Weights, make_weights, remembered, rendered_tree
+from gpu_cases import REGISTRIES, GuardedPartials, Weights, make_weights, remembered, rendered_tree
+from gpu_prefill import DEGREES, ROWS, TOKENS, guarded_partials
 from gpu_summary import Summary
 from models import kimi_k3_model, tiny_model
 
@@ -102,14 +103,47 @@ def moe(request: pytest.FixtureRequest, warm: dict[str, LatentMoe]) -> LatentMoe
 
 
 @functools.cache
-def _weights(name: str, device: torch.device) -> Weights:
-    return make_weights(MODELS[name](), device)
+def _weights(name: str, device: torch.device, tokens: int) -> Weights:
+    return make_weights(MODELS[name](), device, tokens=tokens)
+
+
+def _weights_of(moe: LatentMoe, device: torch.device, tokens: int) -> Weights:
+    return _weights(next(name for name, make in MODELS.items() if make().name == moe.model.name), device, tokens)
 
 
 @pytest.fixture
 def weights(moe: LatentMoe, device: torch.device) -> Weights:
-    """Weights of the model, made once."""
-    return _weights(next(name for name, make in MODELS.items() if make().name == moe.model.name), device)
+    """Weights of the model with inputs of a decode call, made once."""
+    return _weights_of(moe, device, moe.model.decode.max_tokens)
+
+
+@pytest.fixture(scope="session")
+def warm_prefill(trees: dict[str, Registry], device: torch.device) -> dict[str, LatentMoe]:
+    """Both models, every prefill program compiled side by side and loaded."""
+    moes = {name: LatentMoe(tree) for name, tree in trees.items()}
+    for moe in moes.values():
+        for tp in DEGREES:
+            moe.warm_up(device, tp, tokens=TOKENS)
+    return moes
+
+
+@pytest.fixture(params=list(MODELS))
+def prefill_moe(request: pytest.FixtureRequest, warm_prefill: dict[str, LatentMoe]) -> LatentMoe:
+    """One model after the other."""
+    return warm_prefill[request.param]
+
+
+@pytest.fixture
+def prefill_weights(prefill_moe: LatentMoe, device: torch.device) -> Weights:
+    """Weights of the model with inputs of the largest call, made once."""
+    return _weights_of(prefill_moe, device, ROWS)
+
+
+@pytest.fixture(scope="session")
+def partials(trees: dict[str, Registry], device: torch.device) -> GuardedPartials:
+    """Memory for the partials of every plan on this device; poisoned with each call's outputs."""
+    sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+    return guarded_partials(next(iter(trees.values())).model, device, sm_count)
 
 
 @pytest.fixture(autouse=True)

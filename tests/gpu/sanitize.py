@@ -1,5 +1,7 @@
 """Run every program of the small model under compute-sanitizer: `python tests/gpu/sanitize.py [TOOL ...]`.
 
+Decode runs a call of every route; prefill one of every way to cut, on this device and on smaller ones.
+
 Tools are memcheck and synccheck by default. Exits 0 when all are clean, 1 when one found something, 2 when
 compute-sanitizer is not installed. Waits are given a minute, since a sanitizer slows everything down.
 """
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "synccheck")
@@ -46,17 +49,29 @@ def run_programs() -> int:
     """One call of every route of the small model, on the device's own facts and on those of small devices."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     import torch
-    from gpu_cases import FrontCase, TailCase, keys_of, make_weights
 
     from cakegen.model import DeviceFacts
     from cakegen.registry import load_registry
     from cakegen.runtime import LatentMoe
 
     registry = load_registry("tiny_latent_moe")
-    weights = make_weights(registry.model, torch.device("cuda", 0))
+    moes = [LatentMoe(registry)]
+    moes += [LatentMoe(registry, device_facts=DeviceFacts.nominal("sm_90a", count)) for count in (3, 6)]
+    keys = run_decode(moes)
+    forms = run_prefill(moes)
+    torch.cuda.synchronize()
+    print(f"{len(keys)} decode programs and {forms} prefill forms ran")
+    return 0
+
+
+def run_decode(moes: list[Any]) -> set[str]:
+    """Every program once; returns their keys."""
+    import torch
+    from gpu_cases import FrontCase, TailCase, keys_of, make_weights
+
+    weights = make_weights(moes[0].model, torch.device("cuda", 0))
     keys: set[str] = set()
-    for facts in (None, DeviceFacts.nominal("sm_90a", 3), DeviceFacts.nominal("sm_90a", 6)):
-        moe = LatentMoe(registry, device_facts=facts)
+    for moe in moes:
         for tp in (1, 4, 16):
             moe.warm_up("cuda:0", tp, tokens=(1, 5, 16, 30, 64, 127), partials=(1, 2))
             cases = (FrontCase(moe, weights, tp), *(TailCase(moe, weights, tp, tp - 1, count) for count in (1, 2)))
@@ -66,9 +81,24 @@ def run_programs() -> int:
                     if not keys.issuperset(keys_of(runner)):
                         keys.update(keys_of(runner))
                         runner()
-    torch.cuda.synchronize()
-    print(f"{len(keys)} programs ran")
-    return 0
+    return keys
+
+
+def run_prefill(moes: list[Any]) -> int:
+    """Every form once, up to a few thousand rows; returns how many forms there were."""
+    import torch
+    from gpu_cases import FrontCase, TailCase, make_weights
+    from gpu_prefill import DEGREES, STAGES, examples
+
+    rows = 4096
+    weights = make_weights(moes[0].model, torch.device("cuda", 0), tokens=rows)
+    seen: set[Any] = set()
+    for moe in moes:
+        for example in examples(moe, seen, STAGES, DEGREES, rows):
+            front = example.stage == "front"
+            case = FrontCase(moe, weights, example.tp) if front else TailCase(moe, weights, example.tp, 0, 2)
+            case.prepare(example.tokens)()
+    return len(seen)
 
 
 if __name__ == "__main__":

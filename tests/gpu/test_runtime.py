@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import BF16_TOLERANCE, Case, Checks, FrontCase, TailCase, Weights, make_weights
+from gpu_cases import BF16_TOLERANCE, Case, Checks, FrontCase, TailCase, Weights, make_weights, spans
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import LatentMoe, generated_program_available, kimi_k3_latent_moe
@@ -85,25 +85,6 @@ def prepare_again(case: Case) -> Callable[[], Runner]:
     y, out = (output.view(8) for output in case.outputs)
     operands = (case.routed[:, :8], case.norm, case.up, case.shared_act[:8], case.shared_down, out)
     return lambda: case.moe.prepare_tail(*operands, tp=case.tp, rank=case.rank, y_workspace=y)
-
-
-def spans(runners: list[Runner], streams: list[torch.cuda.Stream], launches: int) -> list[tuple[float, float]]:
-    """Start and end in ms of each runner's launches on its stream; all streams wait for one gate, about 10 ms away."""
-    start, gate = torch.cuda.Event(enable_timing=True), torch.cuda.Event()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in runners]
-    torch.cuda.synchronize()
-    start.record()
-    torch.cuda._sleep(20_000_000)
-    gate.record()
-    for stream, runner, (begin, end) in zip(streams, runners, events, strict=True):
-        with torch.cuda.stream(stream):
-            stream.wait_event(gate)
-            begin.record()
-            for _ in range(launches):
-                runner()
-            end.record()
-    torch.cuda.synchronize()
-    return [(start.elapsed_time(begin), start.elapsed_time(end)) for begin, end in events]
 
 
 @pytest.mark.parametrize("stage", ["front", "tail"])

@@ -61,10 +61,37 @@ def test_plan_gives_published_decode_key(
         assert [launch.key for launch in plan.launches] == [HEAD + KEYS[request_range]]
 
 
-def test_plan_gives_the_published_keys_on_hopper_with_its_suffix(kimi: Model, h200: DeviceFacts) -> None:
+def test_published_rules_give_the_published_keys_on_hopper_with_its_suffix(kimi: Model, h200: DeviceFacts) -> None:
+    published = dataclasses.replace(kimi, decode_sm90=kimi.decode)
     for (stage, tp, partials, tokens, _), key in KEYS.items():
-        plan = plan_route(kimi, stage=stage, tp=tp, tokens=tokens, partials=partials, device=h200)
+        plan = plan_route(published, stage=stage, tp=tp, tokens=tokens, partials=partials, device=h200)
         assert [launch.key for launch in plan.launches] == [f"{HEAD}{key}@sm_90a"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "tokens", "suffix"),
+    [
+        ("tail", 4, "n8_r8_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_sb_rs"),
+        ("tail", 5, "n8_r11_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3"),
+        ("tail", 32, "n32_r10_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3_sf"),
+        ("tail", 128, "n128_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3_sf"),
+        ("front", 16, "n16_r6_d2_p0_w0_t7_28_12_k112_0_o3584_c2"),
+        ("front", 128, "n128_r7_d1_p0_w0_t7_28_12_k112_0_o3584_c2_la_sf"),
+    ],
+)
+def test_hopper_stages_fewer_rows_and_splits_the_finish(
+    kimi: Model, h200: DeviceFacts, stage: str, tokens: int, suffix: str
+) -> None:
+    plan = plan_route(kimi, stage=stage, tp=8, tokens=tokens, partials=1, device=h200)
+    (launch,) = plan.launches
+    assert launch.key.endswith(f"_{suffix}@sm_90a")
+    assert next(rule.value for rule in plan.rules if rule.field == "split_finalize") == suffix.endswith("_sf")
+
+
+def test_hopper_refuses_a_ring_of_one_stage(kimi: Model, h200: DeviceFacts) -> None:
+    shallow = dataclasses.replace(kimi, decode_sm90=dataclasses.replace(kimi.decode_sm90, max_stages=1))
+    with pytest.raises(PlanError, match="1 ring stages fit, at least 2 are needed"):
+        plan_route(shallow, stage="front", tp=1, tokens=1, partials=1, device=h200)
 
 
 def test_every_decode_request_gives_one_of_the_23_keys(kimi: Model, b200: DeviceFacts) -> None:
@@ -81,9 +108,9 @@ def test_every_decode_request_gives_one_of_the_23_keys(kimi: Model, b200: Device
 
 
 def test_ragged_slice_is_spelled_last(kimi: Model, h200: DeviceFacts) -> None:
-    form = decode_form(kimi, h200, "tail", 16, 16)
+    form = decode_form(kimi, h200, "tail", 16, 32)
     assert (form.k1_chunks, form.k1_cols, form.k1_ragged_cols) == (4, 224, 32)
-    assert form.symbol.endswith("_k4_6_o7168_c2_f_sb_rs_np_st2_ww_kt32")
+    assert form.symbol.endswith("_k4_6_o7168_c2_f_g3_sf_kt32")
 
 
 def test_front_symbol_says_hidden_chunks_and_latent(kimi: Model, h200: DeviceFacts) -> None:
@@ -132,19 +159,20 @@ def test_every_decision_names_its_rule(kimi: Model, h200: DeviceFacts) -> None:
 
 def test_plan_refuses_ring_without_a_stage(kimi: Model, h200: DeviceFacts) -> None:
     small = dataclasses.replace(h200, max_dynamic_smem_bytes=70000)
-    with pytest.raises(PlanError, match=r"no ring stage fits: \(70000 - 1024 barriers - 1024 flags - 65536 landing"):
+    arithmetic = r"\(70000 - 1024 barriers - 1024 flags - 32768 landing"
+    with pytest.raises(PlanError, match=f"1 ring stages fit, at least 2 are needed: {arithmetic}"):
         decode_form(kimi, small, "tail", 8, 128)
 
 
 def test_plan_refuses_output_tile_over_the_ring(kimi: Model, h200: DeviceFacts) -> None:
-    # the aliased landing (65536) and the fp32 tile (128 * 528) need 133120 bytes; 4 stages of 32768 are 131072
-    small = dataclasses.replace(h200, max_dynamic_smem_bytes=2048 + 5 * 32768 - 1)
-    with pytest.raises(PlanError, match=r"65536 landing \+ 67584 output = 133120 bytes .* = 131072 \(4 stages\)"):
+    # the aliased landing (32768) and the fp32 tile (64 * 528) need 66560 bytes; 2 stages of 32768 are 65536
+    small = dataclasses.replace(h200, max_dynamic_smem_bytes=2048 + 3 * 32768 - 1)
+    with pytest.raises(PlanError, match=r"32768 landing \+ 33792 output = 66560 bytes .* = 65536 \(2 stages\)"):
         decode_form(kimi, small, "front", 8, 128)
 
 
 def test_plan_refuses_offsets_off_the_swizzle_period(kimi: Model, h200: DeviceFacts) -> None:
-    odd = dataclasses.replace(kimi, decode=dataclasses.replace(kimi.decode, flag_bytes=512))
+    odd = dataclasses.replace(kimi, decode_sm90=dataclasses.replace(kimi.decode_sm90, flag_bytes=512))
     with pytest.raises(PlanError, match=r"A ring would start at byte 5632 = 1024 \* 5 \+ 512"):
         decode_form(odd, h200, "front", 8, 8)
 

@@ -76,7 +76,7 @@ def test_tail_falls_to_one_cta_a_tile_where_pairs_are_not_resident(kimi: Model, 
 
 def test_tail_with_resident_operand_keeps_its_pairs(kimi: Model, h200: DeviceFacts) -> None:
     scattered = dataclasses.replace(h200, resident_pairs=55)
-    (form,) = decode_forms(tail(kimi, scattered, 8, 16))
+    (form,) = decode_forms(tail(kimi, scattered, 8, 4))
     assert (form.cluster_ctas, form.resident_b, form.needs_residency) == (2, True, False)
 
 

@@ -44,7 +44,7 @@ def test_last_segment_of_the_last_tile_ends_the_partials(kimi: Model) -> None:
 def test_decode_counts_arrivals_only_where_ctas_wait(kimi: Model, h200: DeviceFacts) -> None:
     waiting = gemm(kimi, h200, "tail", 8, 64)
     assert (partials_elems(waiting), control_words(waiting)) == (0, 1)
-    resident = gemm(kimi, h200, "tail", 8, 8)
+    resident = gemm(kimi, h200, "tail", 8, 4)
     assert (partials_elems(resident), control_words(resident)) == (0, 0)
     front = gemm(kimi, h200, "front", 8, 8)
     assert (partials_elems(front), control_words(front)) == (0, 0)

@@ -193,6 +193,15 @@ def test_capture_is_not_checked_and_leaves_the_stream_as_it_was(machine: Machine
         workspace.enter(0xC)
 
 
+def test_idle_stream_is_recognised_while_another_thread_captures(machine: Machine) -> None:
+    workspace = Workspace("cuda:0")
+    workspace.enter(0xA)
+    machine.driver.captured_elsewhere = True
+    mode = machine.driver.capture_mode
+    workspace.enter(0xB)
+    assert machine.driver.capture_mode == mode
+
+
 def test_two_runners_of_one_workspace_on_two_streams_are_refused(machine: Machine, tiny_registry: Registry) -> None:
     moe, workspace = LatentMoe(tiny_registry), Workspace("cuda:0")
     first, second = prepare_front(moe, CUT, workspace), prepare_front(moe, LARGER, workspace)

@@ -2,13 +2,13 @@
 //
 //   producer warp --TMA--> weights + tokens ring --wgmma--> MMA warpgroup --staging--> logits | latent | shared_act
 //        ^                                                        |
-//        +------------------- stage_empty -----------------------+        rank 1 --st.async--> rank 0 (partner_sum)
+//        +------------------- stage_empty -----------------------+        rank --st.async--> partner (partner_sum)
 //
 // Barriers, each with its arrivals per phase:
 //   stage_full[s]   1: the producer's arrive.expect_tx of kStageBytes; completes when the copies have landed.
 //   stage_empty[s]  4: one lane of each MMA warp, once its wgmmas that read the stage are complete.
-//   partner_sum     1: pre-armed at set-up on rank 0 with the kLandingBytes that rank 1 stores.
-//   ring_drained    4: one lane of each MMA warp of rank 0, on rank 1, before sums may land in the ring.
+//   partner_sum     1: pre-armed at set-up, where sums land, with the kLandingBytes that the partner stores.
+//   ring_drained    4: one lane of each MMA warp of the CTA where sums land, on its partner, before they may.
 
 struct Cfg {
     static constexpr u32 kProgramId = ${spec.program_id | hex32};
@@ -123,7 +123,7 @@ struct Outputs {
     float* logits;
     u16* latent;
     u16* shared_act;
-    u32 num_tokens;
+    TokenRange tokens;
     u32 logits_pitch;
     u32 latent_pitch;
     u32 shared_act_pitch;
@@ -131,45 +131,45 @@ struct Outputs {
 
 // fp32, unrounded. Four tokens of a quad stand 2 rows apart, so a warp's 32 stores hit 32 banks.
 __device__ __forceinline__ void store_router(
-    const Accumulators& acc, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
+    const Sums& sums, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 4);
     chaos_point(staging);
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
-        for (u32 i = 0; i < Cfg::kNPad / 2; ++i) {
+        for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
             const u32 row = 64 * half + 16 * at.warp + at.lane / 4 + 8 * ((i >> 1) & 1);
             const u32 token = 8 * (i >> 2) + 2 * (at.lane % 4) + (i & 1);
-            st_shared_f32(staging + token * kPitch + row * 4, acc[half][i]);
+            st_shared_f32(staging + token * kPitch + row * 4, sums[half][i]);
         }
     }
     named_barrier_sync(Cfg::kMmaBarrier, 128);
     store_staged<Cfg::kBlockM, 4>(
-        staging, at.thread, out.logits, out.logits_pitch, tile.row, Cfg::kRouterCols, out.num_tokens);
+        staging, at.thread, out.logits, out.logits_pitch, tile.row, Cfg::kRouterCols, out.tokens);
 }
 
 __device__ __forceinline__ void store_latent(
-    const Accumulators& acc, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
+    const Sums& sums, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 2);
-    stage_bf16(acc[0], at, staging, kPitch, 0);
-    stage_bf16(acc[1], at, staging, kPitch, 64);
+    stage_bf16(sums[0], at, staging, kPitch, 0);
+    stage_bf16(sums[1], at, staging, kPitch, 64);
     named_barrier_sync(Cfg::kMmaBarrier, 128);
     store_staged<Cfg::kBlockM, 2>(
-        staging, at.thread, out.latent, out.latent_pitch, tile.row, Cfg::kLatentCols, out.num_tokens);
+        staging, at.thread, out.latent, out.latent_pitch, tile.row, Cfg::kLatentCols, out.tokens);
 }
 
 // The gate and the up value of one output sit in the same thread and register.
 __device__ __forceinline__ void store_shared(
-    Accumulators& acc, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
+    Sums& sums, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
 #pragma unroll
-    for (u32 i = 0; i < Cfg::kNPad / 2; ++i) {
-        acc[0][i] = situ(acc[0][i], acc[1][i], Cfg::kSituBeta, Cfg::kSituLinearBeta);
+    for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
+        sums[0][i] = situ(sums[0][i], sums[1][i], Cfg::kSituBeta, Cfg::kSituLinearBeta);
     }
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM / 2 * 2);
-    stage_bf16(acc[0], at, staging, kPitch, 0);
+    stage_bf16(sums[0], at, staging, kPitch, 0);
     named_barrier_sync(Cfg::kMmaBarrier, 128);
     store_staged<Cfg::kBlockM / 2, 2>(
-        staging, at.thread, out.shared_act, out.shared_act_pitch, tile.row, Cfg::kSharedCols, out.num_tokens);
+        staging, at.thread, out.shared_act, out.shared_act_pitch, tile.row, Cfg::kSharedCols, out.tokens);
 }
 
 __device__ __forceinline__ void multiply_and_store(
@@ -179,12 +179,14 @@ __device__ __forceinline__ void multiply_and_store(
     accumulate(acc, tile, at, rank, smem, watch);
     griddepcontrol_launch_dependents();
 //% if spec.value("kClusterCtas") == 2
-    if constexpr (Cfg::kWideWait) {
-        cluster_wait();
-    }
-    if (!combine_pair(acc, at, rank, smem, watch)) {
+    // Only here does it matter that the partner has started.
+    cluster_wait();
+    Sums sums;
+    if (!combine_pair(acc, sums, at, rank, smem, watch)) {
         return;
     }
+//% else
+    Sums& sums = acc;
 //% endif
     // All MMA warps have drained the ring and read the landing zone: both may be written over. An earlier launch may
     // still read the outputs until it has completed.
@@ -192,11 +194,11 @@ __device__ __forceinline__ void multiply_and_store(
     griddepcontrol_wait();
     const u32 staging = smem + Cfg::kStagingOffset;
     if (tile.kind == TileClass::kRouter) {
-        store_router(acc, tile, at, staging, out);
+        store_router(sums, tile, at, staging, out);
     } else if (tile.kind == TileClass::kLatent) {
-        store_latent(acc, tile, at, staging, out);
+        store_latent(sums, tile, at, staging, out);
     } else {
-        store_shared(acc, tile, at, staging, out);
+        store_shared(sums, tile, at, staging, out);
     }
 }
 
@@ -216,7 +218,7 @@ __device__ __forceinline__ void set_up(
         mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
         fence_mbarrier_init();
 //% if spec.value("kClusterCtas") == 2
-        if (rank == 0) {
+        if (rank == 0 || Cfg::kSplitFinalize) {
             mbarrier_arrive_expect_tx(smem + Cfg::kPartnerSumOffset, Cfg::kLandingBytes);
         }
 //% endif
@@ -224,9 +226,6 @@ __device__ __forceinline__ void set_up(
     __syncthreads();
 //% if spec.value("kClusterCtas") == 2
     cluster_arrive();
-    if constexpr (!Cfg::kWideWait) {
-        cluster_wait();
-    }
 //% endif
 }
 
@@ -257,9 +256,8 @@ kernel_${spec.name | ident}(
     const u32 warp = warp_index();
     if (warp < Cfg::kProducerWarp) {
         const Outputs out{
-            logits, latent, shared_act,
-            static_cast<u32>(num_tokens), static_cast<u32>(logits_pitch),
-            static_cast<u32>(latent_pitch), static_cast<u32>(shared_act_pitch)};
+            logits, latent, shared_act, final_tokens(rank, num_tokens),
+            static_cast<u32>(logits_pitch), static_cast<u32>(latent_pitch), static_cast<u32>(shared_act_pitch)};
         multiply_and_store(tile, rank, smem, out, watch);
     } else if (lane_id() == 0) {
         produce(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, tile, rank, smem, watch);

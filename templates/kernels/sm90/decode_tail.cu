@@ -3,7 +3,7 @@
 //
 //   producer warp --TMA--> shared_down | up weights, shared_act | y ring --wgmma--> MMA warpgroup --staging--> out
 //        ^                                                            |
-//        +------------------------- stage_empty ---------------------+   rank 1 --st.async--> rank 0 (partner_sum)
+//        +------------------------- stage_empty ---------------------+   rank --st.async--> partner (partner_sum)
 //
 //% if spec.value("kFusedNorm")
 //% if spec.value("kResidentB")
@@ -16,8 +16,8 @@
 // Barriers, each with its arrivals per phase:
 //   stage_full[s]   1: the producer's arrive.expect_tx; completes when the copies have landed.
 //   stage_empty[s]  4: one lane of each MMA warp, once its wgmmas that read the stage are complete.
-//   partner_sum     1: pre-armed at set-up on rank 0 with the kLandingBytes that rank 1 stores.
-//   ring_drained    4: one lane of each MMA warp of rank 0, on rank 1, before sums may land in the ring.
+//   partner_sum     1: pre-armed at set-up, where sums land, with the kLandingBytes that the partner stores.
+//   ring_drained    4: one lane of each MMA warp of the CTA where sums land, on its partner, before they may.
 //% if spec.value("kFusedNorm")
 //   rows_issued     kNormWarps: one lane of each norm warp, once its first row's loads are on their way.
 //   rows_arrived    1: one norm lane, once this CTA has arrived at the grid counter.
@@ -144,19 +144,31 @@ __device__ __forceinline__ void wait_for_y(const Operands& operands, u32 smem, c
 }
 
 //% endif
+// Weights run ahead of the tokens' boxes: they depend neither on an earlier launch nor on the norm. `weights` is the
+// next unit to load them for.
+struct Loads {
+    u32 weights = 0;
+    Ring weights_ring;
+
+    __device__ __forceinline__ void load_weights_to(
+        u32 end, const Operands& operands, const Share& share, u32 tile_row, u32 smem, const Watch& watch) {
+        for (; weights < end; ++weights) {
+            mbarrier_wait(smem + Cfg::kStageEmptyOffset + weights_ring.stage * 8, weights_ring.phase ^ 1, watch);
+            load_unit_weights(
+                operands, share, tile_row, weights,
+                smem + Cfg::kARingOffset + weights_ring.stage * Cfg::kChunkABytes,
+                smem + Cfg::kStageFullOffset + weights_ring.stage * 8);
+            weights_ring.advance();
+        }
+    }
+};
+
 __device__ __forceinline__ void produce(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
-//% if spec.value("kIssueAhead")
-    // Weights do not depend on an earlier launch: the first of them may start before it has ended.
-    const u32 ahead = min(units, static_cast<u32>(Cfg::kIssueAhead));
-    for (u32 unit = 0; unit < ahead; ++unit) {
-        load_unit_weights(
-            operands, share, tile_row, unit,
-            smem + Cfg::kARingOffset + unit * Cfg::kChunkABytes, smem + Cfg::kStageFullOffset + unit * 8);
-    }
-//% endif
+    Loads loads;
+    loads.load_weights_to(min(units, static_cast<u32>(Cfg::kIssueAhead)), operands, share, tile_row, smem, watch);
     griddepcontrol_wait();
 //% if spec.value("kStagedRows")
     load_staged_rows(operands, smem);
@@ -164,37 +176,32 @@ __device__ __forceinline__ void produce(
 //% if spec.value("kIssueAhead")
     mbarrier_wait(smem + Cfg::kRowsIssuedOffset, 0, watch);
 //% endif
-    Ring load;
+    Ring ring;
     for (u32 unit = 0; unit < units; ++unit) {
-        const bool down = is_down(share, unit);
-        const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
 //% if spec.value("kStaggerUnits")
         if (unit == Cfg::kStaggerUnits) {
             // Stage 0 has landed, so the rest of the cold fill does not queue in front of the row copies.
             mbarrier_wait(smem + Cfg::kStageFullOffset, 0, watch);
         }
 //% endif
-        mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
-        const u32 a = smem + Cfg::kARingOffset + load.stage * Cfg::kChunkABytes;
-//% if spec.value("kIssueAhead")
-        if (unit >= ahead) {
-            load_unit_weights(operands, share, tile_row, unit, a, full);
-        }
-//% else
-        load_unit_weights(operands, share, tile_row, unit, a, full);
-//% endif
-        const u32 b = smem + Cfg::kBRingOffset + load.stage * Cfg::kChunkBBytes;
-        if (down) {
+        loads.load_weights_to(unit + 1, operands, share, tile_row, smem, watch);
+        const u32 full = smem + Cfg::kStageFullOffset + ring.stage * 8;
+        const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
+        if (is_down(share, unit)) {
             tma_load_3d(b, operands.shared_act_map, 0, 0, share.first_down + unit, full);
         } else if constexpr (!Cfg::kResidentB) {
 //% if spec.value("kFusedNorm") and not spec.value("kResidentB")
             if (unit == share.down) {
+                // A ring of weights first, but for one stage: the MMA warps free the last down unit's only once they
+                // have issued the next, which needs y. The stages before it are drained without.
+                const u32 end = min(units, unit + Cfg::kNumStages - 1);
+                loads.load_weights_to(end, operands, share, tile_row, smem, watch);
                 wait_for_y(operands, smem, watch);
             }
 //% endif
             load_up_chunk(b, operands.y_map, 0, operands.up_col0, share.first_up + unit - share.down, full);
         }
-        load.advance();
+        ring.advance();
     }
 }
 
@@ -245,12 +252,14 @@ __device__ __forceinline__ void multiply_and_store(
     accumulate(acc, at, rank, smem, watch);
     griddepcontrol_launch_dependents();
 //% if spec.value("kClusterCtas") == 2
-    if constexpr (Cfg::kWideWait) {
-        cluster_wait();
-    }
-    if (!combine_pair(acc, at, rank, smem, watch)) {
+    // Only here does it matter that the partner has started.
+    cluster_wait();
+    Sums sums;
+    if (!combine_pair(acc, sums, at, rank, smem, watch)) {
         return;
     }
+//% else
+    Sums& sums = acc;
 //% endif
     // All MMA warps have drained the ring and read the landing zone: both may be written over. An earlier launch may
     // still read `out` until it has completed.
@@ -258,24 +267,25 @@ __device__ __forceinline__ void multiply_and_store(
     griddepcontrol_wait();
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 2);
     const u32 staging = smem + Cfg::kStagingOffset;
-    stage_bf16(acc[0], at, staging, kPitch, 0);
-    stage_bf16(acc[1], at, staging, kPitch, 64);
+    stage_bf16(sums[0], at, staging, kPitch, 0);
+    stage_bf16(sums[1], at, staging, kPitch, 64);
     named_barrier_sync(Cfg::kMmaBarrier, 128);
     store_staged<Cfg::kBlockM, 2>(
-        staging, at.thread, operands.out, operands.out_pitch, tile_row, Cfg::kOutCols, operands.num_tokens);
+        staging, at.thread, operands.out, operands.out_pitch, tile_row, Cfg::kOutCols,
+        final_tokens(rank, operands.num_tokens));
 }
 //% if spec.value("kFusedNorm")
 
 // ---- norm warps ----
 
 //% if spec.value("kStagedRows")
-// One row from its staged copy: a single partial, already bf16.
-__device__ __forceinline__ RowVectors load_row(const Operands& operands, u32 row, u32 lane, u32 smem) {
-    const u32 source = smem + Cfg::kStagedRowsOffset + row * Cfg::kLatentCols * 2 + lane * 16;
+// One row, or the norm weight, from its staged copy: a single partial, already bf16.
+__device__ __forceinline__ RowVectors load_staged(u32 row_offset, u32 lane, u32 smem) {
     RowVectors loaded;
 #pragma unroll
     for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
-        const Vec4 words = owns_vector(lane, v) ? ld_shared_v4(source + v * 512) : Vec4{0, 0, 0, 0};
+        const u32 source = smem + row_offset + (lane + 32 * v) * 16;
+        const Vec4 words = owns_vector(lane, v) ? ld_shared_v4(source) : Vec4{0, 0, 0, 0};
         loaded.pairs[v][0] = words.x;
         loaded.pairs[v][1] = words.y;
         loaded.pairs[v][2] = words.z;
@@ -284,8 +294,12 @@ __device__ __forceinline__ RowVectors load_row(const Operands& operands, u32 row
     return loaded;
 }
 
-__device__ __forceinline__ Vec4 load_weight(const Operands& operands, u32 column, u32 smem) {
-    return ld_shared_v4(smem + Cfg::kNormWeightOffset + column * 2);
+__device__ __forceinline__ RowVectors load_row(const Operands& operands, u32 row, u32 lane, u32 smem) {
+    return load_staged(Cfg::kStagedRowsOffset + row * Cfg::kLatentCols * 2, lane, smem);
+}
+
+__device__ __forceinline__ RowVectors load_weights(const Operands& operands, u32 lane, u32 smem) {
+    return load_staged(Cfg::kNormWeightOffset, lane, smem);
 }
 //% else
 __device__ __forceinline__ RowVectors load_row(const Operands& operands, u32 row, u32 lane, u32 smem) {
@@ -293,8 +307,10 @@ __device__ __forceinline__ RowVectors load_row(const Operands& operands, u32 row
     return sum_partials(source, lane, operands.num_partials, operands.routed_partial_stride);
 }
 
-__device__ __forceinline__ Vec4 load_weight(const Operands& operands, u32 column, u32 smem) {
-    return ld_global_v4(operands.norm_weight + column);
+// All vectors at once, on their way while the row's statistics are taken: one at a time, each would wait for the
+// last.
+__device__ __forceinline__ RowVectors load_weights(const Operands& operands, u32 lane, u32 smem) {
+    return load_vectors(operands.norm_weight, lane);
 }
 //% endif
 
@@ -308,16 +324,21 @@ __device__ __forceinline__ void clear_resident(const Share& share, u32 norm_thre
     named_barrier_sync(Cfg::kNormBarrier, Cfg::kNormWarps * 32);
 }
 
-// Writes one vector of y where the MMA reads it: K-major chunks of 64 columns, 128-byte rows, 128-byte swizzle (bits
-// 4 to 6 of the offset xor bits 7 to 9, PTX ISA 5.5.7).
+// Writes the vectors of y that fall into this CTA's up chunks where the MMA reads them: K-major chunks of 64 columns,
+// 128-byte rows, 128-byte swizzle (bits 4 to 6 of the offset xor bits 7 to 9, PTX ISA 5.5.7).
 __device__ __forceinline__ void store_resident(
-    const Operands& operands, const Share& share, u32 row, u32 column, const Vec4& y, u32 smem) {
-    const u32 local = column - operands.up_col0 - share.first_up * Cfg::kBlockK;  // wraps below the share
-    const bool in_slice = column - operands.up_col0 < Cfg::kUpCols;
-    if (in_slice && local < share.up * Cfg::kBlockK) {
-        const u32 offset = row * 128 + local % Cfg::kBlockK * 2;
-        const u32 swizzled = offset ^ ((offset >> 7 & 7) << 4);
-        st_shared_v4(smem + Cfg::kResidentBOffset + local / Cfg::kBlockK * Cfg::kChunkBBytes + swizzled, y);
+    const Operands& operands, const Share& share, u32 row, const RowVectors& rounded, const RowVectors& weights,
+    float scale, u32 lane, u32 smem) {
+#pragma unroll
+    for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+        const u32 column = (lane + 32 * v) * 8 - operands.up_col0;  // in the slice; wraps below it
+        const u32 local = column - share.first_up * Cfg::kBlockK;   // in the share; wraps below it
+        if (owns_vector(lane, v) && column < Cfg::kUpCols && local < share.up * Cfg::kBlockK) {
+            const u32 offset = row * 128 + local % Cfg::kBlockK * 2;
+            const u32 swizzled = offset ^ ((offset >> 7 & 7) << 4);
+            const u32 chunk = smem + Cfg::kResidentBOffset + local / Cfg::kBlockK * Cfg::kChunkBBytes;
+            st_shared_v4(chunk + swizzled, scale_vector(rounded.pairs[v], weights.pairs[v], scale));
+        }
     }
 }
 
@@ -334,22 +355,15 @@ __device__ __forceinline__ void normalise(
     bool issued = false;
     for (u32 row = norm_warp; row < operands.num_tokens; row += Cfg::kNormWarps) {
         const RowVectors rounded = load_row(operands, row, lane, smem);
+        const RowVectors weights = load_weights(operands, lane, smem);
         if (!issued && lane == 0) {
             mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);
         }
         issued = true;
         const float scale = reciprocal_norm(rounded);
-        const bool publishes = row % Cfg::kGridCtas == blockIdx.x;
-#pragma unroll
-        for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
-            if (owns_vector(lane, v)) {
-                const u32 column = (lane + 32 * v) * 8;
-                const Vec4 y = scale_vector(rounded.pairs[v], load_weight(operands, column, smem), scale);
-                store_resident(operands, share, row, column, y, smem);
-                if (publishes) {
-                    st_global_v4(operands.y + static_cast<u64>(row) * operands.y_pitch + column, y);
-                }
-            }
+        store_resident(operands, share, row, rounded, weights, scale, lane, smem);
+        if (row % Cfg::kGridCtas == blockIdx.x) {
+            store_row(operands.y + static_cast<u64>(row) * operands.y_pitch, rounded, weights, scale, lane);
         }
     }
     if (!issued && lane == 0) {
@@ -372,19 +386,13 @@ __device__ __forceinline__ void normalise(
     constexpr u32 kRowStep = Cfg::kNormWarps * Cfg::kGridCtas;
     for (u32 row = blockIdx.x + norm_warp * Cfg::kGridCtas; row < operands.num_tokens; row += kRowStep) {
         const RowVectors rounded = load_row(operands, row, lane, smem);
+        const RowVectors weights = load_weights(operands, lane, smem);
         if (!issued && lane == 0) {
             mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);
         }
         issued = true;
-        const float scale = reciprocal_norm(rounded);
         u16* y = operands.y + static_cast<u64>(row) * operands.y_pitch;
-#pragma unroll
-        for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
-            if (owns_vector(lane, v)) {
-                const u32 column = (lane + 32 * v) * 8;
-                st_global_v4(y + column, scale_vector(rounded.pairs[v], load_weight(operands, column, smem), scale));
-            }
-        }
+        store_row(y, rounded, weights, reciprocal_norm(rounded), lane);
     }
     if (!issued && lane == 0) {
         mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);
@@ -423,7 +431,7 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
 //% endif
         fence_mbarrier_init();
 //% if spec.value("kClusterCtas") == 2
-        if (rank == 0) {
+        if (rank == 0 || Cfg::kSplitFinalize) {
             mbarrier_arrive_expect_tx(smem + Cfg::kPartnerSumOffset, Cfg::kLandingBytes);
         }
 //% endif
@@ -431,9 +439,6 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
     __syncthreads();
 //% if spec.value("kClusterCtas") == 2
     cluster_arrive();
-    if constexpr (!Cfg::kWideWait) {
-        cluster_wait();
-    }
 //% endif
 }
 

@@ -85,8 +85,7 @@ __device__ __forceinline__ float reciprocal_norm(const RowVectors& row) {
 }
 
 // y = bf16(weight * bf16(r * scale)) for one vector.
-__device__ __forceinline__ Vec4 scale_vector(const u32 (&pairs)[4], const Vec4& weight, float scale) {
-    const u32 weights[4] = {weight.x, weight.y, weight.z, weight.w};
+__device__ __forceinline__ Vec4 scale_vector(const u32 (&pairs)[4], const u32 (&weights)[4], float scale) {
     u32 scaled[4];
 #pragma unroll
     for (u32 word = 0; word < 4; ++word) {
@@ -95,4 +94,15 @@ __device__ __forceinline__ Vec4 scale_vector(const u32 (&pairs)[4], const Vec4& 
             bf16_high(weights[word]) * bf16_high(unit), bf16_low(weights[word]) * bf16_low(unit));
     }
     return Vec4{scaled[0], scaled[1], scaled[2], scaled[3]};
+}
+
+// Stores a whole row of y.
+__device__ __forceinline__ void store_row(
+    u16* y, const RowVectors& rounded, const RowVectors& weights, float scale, u32 lane) {
+#pragma unroll
+    for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+        if (owns_vector(lane, v)) {
+            st_global_v4(y + (lane + 32 * v) * 8, scale_vector(rounded.pairs[v], weights.pairs[v], scale));
+        }
+    }
 }

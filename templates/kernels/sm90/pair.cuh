@@ -20,43 +20,76 @@ __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_h
     }
 }
 
+// Sums that a CTA stores: of all tokens, or of its half of them after the pair's exchange.
+using Sums = float[2][Cfg::kFinalTokens / 2];
+
 //% if spec.value("kClusterCtas") == 2
-// Rank 1 hands all its sums to rank 0: quad q of thread t lands at (q * 128 + t) * 16, so no two threads share a
-// bank. 128 threads * kNPad floats * 4 bytes = kLandingBytes complete on rank 0's `partner_sum`.
-__device__ __forceinline__ void push_sums(const Accumulators& acc, u32 thread, u32 landing, u32 partner_sum) {
-    constexpr u32 kQuadsPerHalf = Cfg::kNPad / 8;
+// Hands sums to the partner: quad q of thread t lands at (q * 128 + t) * 16, so no two threads share a bank.
+// 128 threads * kFinalTokens floats * 4 bytes = kLandingBytes complete on the partner's `partner_sum`.
+__device__ __forceinline__ void push_sums(const Sums& sums, u32 thread, u32 landing, u32 partner_sum) {
+    constexpr u32 kQuadsPerHalf = Cfg::kFinalTokens / 8;
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
         for (u32 q = 0; q < kQuadsPerHalf; ++q) {
-            const float* sums = &acc[half][4 * q];
+            const float* four = &sums[half][4 * q];
             const Vec4 quad{
-                float_to_bits(sums[0]), float_to_bits(sums[1]), float_to_bits(sums[2]), float_to_bits(sums[3])};
+                float_to_bits(four[0]), float_to_bits(four[1]), float_to_bits(four[2]), float_to_bits(four[3])};
             st_async_v4(landing + ((half * kQuadsPerHalf + q) * 128 + thread) * 16, quad, partner_sum);
         }
     }
 }
 
-// Always own + partner: rank 0's K range comes first, so the order of the sum is fixed.
-__device__ __forceinline__ void add_partner(Accumulators& acc, u32 thread, u32 landing) {
-    constexpr u32 kQuadsPerHalf = Cfg::kNPad / 8;
+// Two terms only, so their order does not change the bits.
+__device__ __forceinline__ void add_partner(Sums& sums, u32 thread, u32 landing) {
+    constexpr u32 kQuadsPerHalf = Cfg::kFinalTokens / 8;
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
         for (u32 q = 0; q < kQuadsPerHalf; ++q) {
             const Vec4 quad = ld_shared_v4(landing + ((half * kQuadsPerHalf + q) * 128 + thread) * 16);
-            float* sums = &acc[half][4 * q];
-            sums[0] += bits_to_float(quad.x);
-            sums[1] += bits_to_float(quad.y);
-            sums[2] += bits_to_float(quad.z);
-            sums[3] += bits_to_float(quad.w);
+            float* four = &sums[half][4 * q];
+            four[0] += bits_to_float(quad.x);
+            four[1] += bits_to_float(quad.y);
+            four[2] += bits_to_float(quad.z);
+            four[3] += bits_to_float(quad.w);
         }
     }
 }
 
-// The end of a pair's K split. False: this CTA handed its sums to its partner and has nothing to store.
+//% if spec.value("kSplitFinalize")
+// The end of a pair's K split: rank r finishes tokens [r * kFinalTokens, (r + 1) * kFinalTokens) and hands the sums
+// of the others to its partner. Both store, so it returns true.
 __device__ __forceinline__ bool combine_pair(
-    Accumulators& acc, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
+    const Accumulators& acc, Sums& kept, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
+    constexpr u32 kRegisters = Cfg::kFinalTokens / 2;
+    Sums given;
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+        for (u32 i = 0; i < kRegisters; ++i) {
+            kept[half][i] = rank == 0 ? acc[half][i] : acc[half][i + kRegisters];
+            given[half][i] = rank == 0 ? acc[half][i + kRegisters] : acc[half][i];
+        }
+    }
+    const u32 partner_sum = smem + Cfg::kPartnerSumOffset;
+    const u32 landing = smem + Cfg::kLandingOffset;
+    if constexpr (Cfg::kLandingAlias) {
+        // The landing zone is the partner's ring: its four MMA warps must have read it to the end.
+        if (at.lane == 0) {
+            mbarrier_arrive_cluster(mapa(smem + Cfg::kRingDrainedOffset, rank ^ 1));
+        }
+        mbarrier_wait_cluster(smem + Cfg::kRingDrainedOffset, 0, watch);
+    }
+    push_sums(given, at.thread, mapa(landing, rank ^ 1), mapa(partner_sum, rank ^ 1));
+    mbarrier_wait_cluster(partner_sum, 0, watch);
+    add_partner(kept, at.thread, landing);
+    return true;
+}
+//% else
+// The end of a pair's K split: rank 1 hands all its sums to rank 0. False: this CTA has nothing to store.
+__device__ __forceinline__ bool combine_pair(
+    const Accumulators& acc, Sums& kept, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
     const u32 partner_sum = smem + Cfg::kPartnerSumOffset;
     const u32 landing = smem + Cfg::kLandingOffset;
     if (rank == 1) {
@@ -72,12 +105,31 @@ __device__ __forceinline__ bool combine_pair(
             mbarrier_arrive_cluster(mapa(smem + Cfg::kRingDrainedOffset, 1));
         }
     }
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+        for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
+            kept[half][i] = acc[half][i];
+        }
+    }
     mbarrier_wait_cluster(partner_sum, 0, watch);
-    add_partner(acc, at.thread, landing);
+    add_partner(kept, at.thread, landing);
     return true;
 }
+//% endif
 
 //% endif
+// The tokens that a CTA stores: all, or its half.
+struct TokenRange {
+    u32 first;
+    u32 count;
+};
+
+__device__ __forceinline__ TokenRange final_tokens(u32 rank, u32 num_tokens) {
+    const u32 first = Cfg::kFinalTokens < Cfg::kNPad ? rank * Cfg::kFinalTokens : 0;
+    return {first, num_tokens > first ? min(num_tokens - first, static_cast<u32>(Cfg::kFinalTokens)) : 0};
+}
+
 // Output rows are staged over the drained ring as [token][weight row], then leave in 16-byte stores. The pitch is 16
 // bytes more than a row, which spreads 8 tokens over all banks.
 __device__ constexpr u32 staging_pitch(u32 row_bytes) {
@@ -87,17 +139,17 @@ __device__ constexpr u32 staging_pitch(u32 row_bytes) {
 // Rounds 64 rows to bf16 and stages them from weight row `first_row` on. Matrix (g, h) of the fragment holds weight
 // rows 16 warp + 8 h .. + 7 of tokens 8 g .. + 7; stored transposed, a row of memory is one token.
 __device__ __forceinline__ void stage_bf16(
-    const float (&sums)[Cfg::kNPad / 2], const Fragment& at, u32 staging, u32 pitch_bytes, u32 first_row) {
+    const float (&sums)[Cfg::kFinalTokens / 2], const Fragment& at, u32 staging, u32 pitch_bytes, u32 first_row) {
     const u32 matrix = at.lane / 8;
     const u32 column = (first_row + 16 * at.warp + 8 * (matrix % 2)) * 2;
     const u32 row_address = staging + (8 * (matrix / 2) + at.lane % 8) * pitch_bytes + column;
     chaos_point(staging);
-    if constexpr (Cfg::kNPad == 8) {
+    if constexpr (Cfg::kFinalTokens == 8) {
         const u32 first = staging + (at.lane % 8) * pitch_bytes + column;
         stmatrix_x2_trans(first, cvt_rn_bf16x2(sums[1], sums[0]), cvt_rn_bf16x2(sums[3], sums[2]));
     } else {
 #pragma unroll
-        for (u32 i = 0; i < Cfg::kNPad / 2; i += 8) {
+        for (u32 i = 0; i < Cfg::kFinalTokens / 2; i += 8) {
             stmatrix_x4_trans(
                 row_address + 2 * i * pitch_bytes,
                 cvt_rn_bf16x2(sums[i + 1], sums[i]),
@@ -108,21 +160,21 @@ __device__ __forceinline__ void stage_bf16(
     }
 }
 
-// Copies the staged rows of all tokens below `num_tokens` to `out` (element column `column`; columns from
-// `column_end` on belong to no output). The 128 threads write 16 bytes each, neighbours side by side.
+// Copies the staged rows of `tokens` to `out` (element column `column`; columns from `column_end` on belong to no
+// output). The 128 threads write 16 bytes each, neighbours side by side.
 template <u32 kRowElems, u32 kElemBytes>
 __device__ __forceinline__ void store_staged(
-    u32 staging, u32 thread, void* out, u32 pitch_elems, u32 column, u32 column_end, u32 num_tokens) {
+    u32 staging, u32 thread, void* out, u32 pitch_elems, u32 column, u32 column_end, const TokenRange& tokens) {
     constexpr u32 kVecElems = 16 / kElemBytes;
     constexpr u32 kVecsPerRow = kRowElems / kVecElems;
     chaos_point(staging + 1);
-    for (u32 i = thread; i < num_tokens * kVecsPerRow; i += 128) {
+    for (u32 i = thread; i < tokens.count * kVecsPerRow; i += 128) {
         const u32 token = i / kVecsPerRow;
         const u32 vec = i % kVecsPerRow;
         const u32 first = column + vec * kVecElems;
         if (first < column_end) {
             const Vec4 value = ld_shared_v4(staging + token * staging_pitch(kRowElems * kElemBytes) + vec * 16);
-            const u64 element = static_cast<u64>(token) * pitch_elems + first;
+            const u64 element = static_cast<u64>(tokens.first + token) * pitch_elems + first;
             st_global_v4(static_cast<u8*>(out) + element * kElemBytes, value);
         }
     }

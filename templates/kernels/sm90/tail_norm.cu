@@ -37,14 +37,8 @@ kernel_${spec.name | ident}(
         const u16* source = routed + static_cast<u64>(row) * routed_pitch;
         u16* y = y_workspace + static_cast<u64>(row) * y_pitch;
         const RowVectors rounded = sum_partials(source, lane, num_partials, routed_partial_stride);
-        const float scale = reciprocal_norm(rounded);
-#pragma unroll
-        for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
-            if (owns_vector(lane, v)) {
-                const u32 column = (lane + 32 * v) * 8;
-                st_global_v4(y + column, scale_vector(rounded.pairs[v], ld_global_v4(norm_weight + column), scale));
-            }
-        }
+        const RowVectors weights = load_vectors(norm_weight, lane);
+        store_row(y, rounded, weights, reciprocal_norm(rounded), lane);
     }
     if constexpr (!Cfg::kEarlyTrigger) {
         griddepcontrol_launch_dependents();

@@ -1,0 +1,74 @@
+"""What the text of every committed program keeps, whatever its template: the order of launches, names, parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from cakegen import paths
+from cakegen.registry import Program, Registry, load_registry
+
+EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
+
+
+@pytest.fixture(params=EXPORTS)
+def registry(request: pytest.FixtureRequest) -> Registry:
+    return load_registry(request.param)
+
+
+def kernels(registry: Registry) -> Iterator[tuple[Program, str]]:
+    for program in registry.programs.values():
+        yield program, registry.read(program.kernel_source)
+
+
+def test_every_program_waits_for_the_launch_before_it(registry: Registry) -> None:
+    """Any of them may follow a launch that has released its dependents early."""
+    for program, text in kernels(registry):
+        assert re.search(r"^ +griddepcontrol_wait\(\);", text, re.MULTILINE), program.name
+
+
+def test_only_a_gemm_behind_the_norm_is_launched_programmatically(registry: Registry) -> None:
+    for program in registry.programs.values():
+        assert program.launch.programmatic == (program.role == "tail_gemm"), program.name
+
+
+def test_program_names_itself_in_the_wait_record(registry: Registry) -> None:
+    for program, text in kernels(registry):
+        digest = program.name.rsplit("_", 1)[-1]
+        assert program.name == f"cake_{registry.export}_{digest}"
+        assert re.fullmatch(r"[0-9a-f]{20}", digest)
+        (declared,) = re.findall(r"kProgramId = 0x([0-9A-Fa-f]+)u?;", text)
+        assert int(declared, 16) == int(digest[:8], 16), program.name
+
+
+def declared(text: str, symbol: str) -> list[tuple[str, str]]:
+    """(kind, name) of a kernel's parameters as its text declares them."""
+    found = re.search(rf"{symbol}\(([^)]*)\)", text)
+    assert found is not None, symbol
+    kinds = []
+    for parameter in found.group(1).split(","):
+        words = parameter.split()
+        if "TensorMap" in words:
+            kinds.append(("tma_buffer", words[-1].removesuffix("_map")))
+        else:
+            kinds.append(("parameter" if words[-2] == "i32" else "buffer", words[-1]))
+    return kinds
+
+
+def test_kernel_takes_the_argument_plan_in_its_order(registry: Registry) -> None:
+    for program, text in kernels(registry):
+        expected = [argument for argument in program.arg_plan if argument[0] != "grid"]
+        assert declared(text, program.kernel_symbol) == expected, program.name
+
+
+def test_barriers_lie_in_the_order_of_the_registry(registry: Registry) -> None:
+    """A report of a stuck wait names a barrier by its place."""
+    for program, text in kernels(registry):
+        offset = 0
+        for name, count in program.barriers:
+            constant = f"k{''.join(word.capitalize() for word in name.split('_'))}Offset"
+            (found,) = re.findall(rf"{constant} = (\d+)u?;", text)
+            assert int(found) == offset, f"{program.name} {name}"
+            offset += 8 * count

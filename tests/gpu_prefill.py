@@ -1,0 +1,103 @@
+"""What the prefill tests on a GPU share: token counts, an example of every form, and a tree with an edited kernel."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from gpu_cases import GuardedPartials, remembered
+
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan import control_words, form_of, partials_elems, plan_route
+from cakegen.plan.records import Plan
+from cakegen.registry import Registry, load_registry
+from cakegen.runtime import LatentMoe
+from cakegen.runtime.device import open_device
+
+ROWS = 16384
+DEGREES = (1, 2, 4, 8, 16)
+STAGES = ("front", "tail")
+# both sides of row tiles and of pair rows, counts that fill neither, and powers of two
+TOKENS = (129, 130, 192, 255, 256, 257, 300, 384, 511, 512, 513, 768, 1000, 1024, 1536, 2048, 3000, 4096, 8192, ROWS)
+PAIR_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Example:
+    """A request whose plan has a form that no earlier example had."""
+
+    stage: str
+    tp: int
+    tokens: int
+
+
+def facts_of(moe: LatentMoe) -> DeviceFacts:
+    """What a model's calls are planned for."""
+    return moe._device_facts or open_device(0).facts
+
+
+def plan_of(moe: LatentMoe, stage: str, tp: int, tokens: int) -> Plan:
+    """The plan of a request, without its operands."""
+    return plan_route(moe.model, stage=stage, tp=tp, tokens=tokens, partials=1, device=facts_of(moe))
+
+
+def examples(
+    moe: LatentMoe,
+    seen: set[Hashable],
+    stages: Sequence[str] = STAGES,
+    degrees: Sequence[int] = DEGREES,
+    most_rows: int = ROWS,
+) -> Iterator[Example]:
+    """The smallest token count of every form that is not in `seen` yet, a little short of its last pair row's end."""
+    for stage in stages:
+        for tp in degrees:
+            for pair_rows in range(1, most_rows // PAIR_ROWS + 1):
+                tokens = pair_rows * PAIR_ROWS - 5
+                forms = {form_of(launch) for launch in plan_of(moe, stage, tp, tokens).launches}
+                if not forms <= seen:
+                    seen |= forms
+                    yield Example(stage, tp, tokens)
+
+
+def form_tokens(moe: LatentMoe, stage: str, tp: int) -> list[int]:
+    """One token count for every form of one stage and degree."""
+    return [example.tokens for example in examples(moe, set(), (stage,), (tp,))]
+
+
+def cut_tokens(moe: LatentMoe, stage: str, tp: int) -> int:
+    """The smallest multiple of a pair row whose plan keeps partials."""
+    for tokens in range(PAIR_ROWS, ROWS + 1, PAIR_ROWS):
+        if any(partials_elems(launch) for launch in plan_of(moe, stage, tp, tokens).launches):
+            return tokens
+    raise AssertionError(f"{moe.model.name} {stage}: TP {tp} cuts nothing")
+
+
+def words_of(plan: Plan) -> int:
+    """Control words of a runner of this plan."""
+    return max(control_words(launch) for launch in plan.launches)
+
+
+def guarded_partials(model: Model, device: torch.device, sm_count: int) -> GuardedPartials:
+    """Room for every plan: fewer than two waves of pair tiles are cut, so fewer than there are multiprocessors."""
+    rules = model.prefill_sm90
+    tile = 2 * rules.block_m * rules.block_n
+    return GuardedPartials(device, sm_count * rules.stream_k_max_segments * tile)
+
+
+def edited_tree(registry: Registry, folder: Path, role: str, pattern: str, replacement: str) -> Registry:
+    """A copy of a tree in which one place of every kernel of a role is another text."""
+    root = Path(shutil.copytree(registry.root, folder / registry.export))
+    edited = 0
+    for program in registry.programs.values():
+        if program.role == role:
+            file = root / "csrc" / f"cake_{registry.export}" / program.kernel_source
+            text, count = re.subn(pattern, replacement, file.read_text(encoding="utf-8"))
+            assert count == 1, f"{file.name}: {count} places match {pattern!r}"
+            file.write_text(text, encoding="utf-8")
+            edited += 1
+    assert edited, f"{registry.export} holds no {role}"
+    return remembered(load_registry(root))
