@@ -95,9 +95,10 @@ def run_prefill(moes: list[Any]) -> int:
     seen: set[Any] = set()
     for moe in moes:
         for example in examples(moe, seen, STAGES, DEGREES, rows):
-            front = example.stage == "front"
-            case = FrontCase(moe, weights, example.tp) if front else TailCase(moe, weights, example.tp, 0, 2)
-            case.prepare(example.tokens)()
+            if example.stage == "front":
+                FrontCase(moe, weights, example.tp).prepare(example.tokens)()
+            else:
+                TailCase(moe, weights, example.tp, 0, 2).prepare(example.tokens)()
     return len(seen)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,19 @@ def arguments_of(launch: BoundLaunch, tensors: dict[str, torch.Tensor], column_l
     """A launch's arguments in the binding's order; a `columns` view ends with this rank's slice."""
     program: Program = launch.loaded.program
     maps = {entry.name: entry for entry in program.tensor_maps}
-    numbers = {argument.name: argument.value for argument in launch.block.arguments if argument.kind == "parameter"}
-    grid = dict(zip(("grid_x", "grid_y", "grid_z"), launch.launch.grid_ctas, strict=True))
-    values: list[Any] = []
+    values: dict[str, Mapping[str, Any]] = {"buffer": tensors}
+    values["parameter"] = {
+        argument.name: argument.value for argument in launch.block.arguments if argument.kind == "parameter"
+    }
+    values["grid"] = dict(zip(("grid_x", "grid_y", "grid_z"), launch.launch.grid_ctas, strict=True))
+    arguments: list[torch.Tensor | int] = []
     for kind, name in program.arg_plan:
         if kind == "tma_buffer":
             tensor = tensors[maps[name].operand]
-            values.append(tensor[:, :column_limit] if maps[name].view == "columns" else tensor)
+            arguments.append(tensor[:, :column_limit] if maps[name].view == "columns" else tensor)
         else:
-            values.append({"buffer": tensors, "parameter": numbers, "grid": grid}[kind][name])
-    return values
+            arguments.append(values[kind][name])
+    return arguments
 
 
 def run_bindings(runner: ProgramRunner, case: Case, tokens: int, modules: dict[str, Any]) -> torch.Tensor:

@@ -162,7 +162,7 @@ def test_more_rows_than_the_export_declares_are_refused(prefill_moe: LatentMoe, 
     def empty(cols: int, rows: int = ROWS + 1, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(rows, cols, dtype=dtype, device=device)
 
-    weights = [empty(dims.hidden, rows) for rows in (dims.experts, dims.latent, 2 * dims.i_local(8))]
-    outputs = (empty(dims.experts, dtype=torch.float32), empty(dims.latent), empty(dims.i_local(8)))
+    gate, down, gate_up = (empty(dims.hidden, rows) for rows in (dims.experts, dims.latent, 2 * dims.i_local(8)))
+    logits, latent, shared_act = empty(dims.experts, dtype=torch.float32), empty(dims.latent), empty(dims.i_local(8))
     with pytest.raises(PlanError, match=rf"T = {ROWS + 1} is outside 1 … {ROWS}"):
-        prefill_moe.prepare_front(empty(dims.hidden), *weights, *outputs)
+        prefill_moe.prepare_front(empty(dims.hidden), gate, down, gate_up, logits, latent, shared_act)

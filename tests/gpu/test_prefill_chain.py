@@ -54,7 +54,7 @@ class Chain:
 
 def make_chain(moe: LatentMoe, layers: list[Weights], tp: int, tokens: int, workspace: Workspace) -> Chain:
     """Prepare front and tail of every layer; the first layer's x starts it."""
-    dims, x = moe.model.dims, layers[0].x[:tokens]
+    x = layers[0].x[:tokens]
     chain = Chain([], [], tokens)
     for weights in layers:
         front, tail = FrontCase(moe, weights, tp), TailCase(moe, weights, tp, 0, 1)
@@ -62,11 +62,9 @@ def make_chain(moe: LatentMoe, layers: list[Weights], tp: int, tokens: int, work
         y, out = (output.view(tokens) for output in tail.outputs)
         chain.runners.append(moe.prepare_front(x, *front.weights, logits, latent, shared_act, workspace=workspace))
         operands = (latent.unsqueeze(0), tail.norm, tail.up, shared_act, tail.shared_down, out)
-        options = {"tp": tp, "rank": 0, "y_workspace": y, "workspace": workspace}
-        chain.runners.append(moe.prepare_tail(*operands, **options))
+        chain.runners.append(moe.prepare_tail(*operands, tp=tp, rank=0, y_workspace=y, workspace=workspace))
         chain.outputs += [*front.outputs, *tail.outputs]
         x = out
-        assert x.shape[1] == dims.hidden
     return chain
 
 

@@ -1,0 +1,102 @@
+"""What is timed: an arm is a call with its outputs, made for one case. Imports torch, runtime and this package.
+
+A rival is a function from a case to an arm, registered in `rivals.py`; one that can't run here raises, and the row
+records why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from cakegen.bench.operands import Case, FrontWeights, find_faults, poison
+from cakegen.bench.timing import Call, Clock
+from cakegen.errors import BenchError
+from cakegen.runtime import LatentMoe
+from cakegen.runtime.runner import Runner
+
+
+@dataclass(eq=False)
+class Arm:
+    """One way to compute a row.
+
+    Parameters
+    ----------
+    call
+        Enqueues it on the current stream; allocates nothing that it does not own.
+    outputs
+        Its results by the reference's names; none for an arm that only sets a limit.
+    keys
+        Logical keys of the programs that it launches; none for a stock chain.
+    """
+
+    call: Call
+    outputs: Mapping[str, torch.Tensor]
+    keys: tuple[str, ...] = ()
+
+
+class WrongResult(BenchError):
+    """An arm does not compute the function; it is not timed."""
+
+
+def capture_checked(arm: Arm, case: Case, clock: Clock, tolerances: Mapping[str, float]) -> Call:
+    """Capture an arm and replay it over poisoned outputs; what is timed later is what was checked here.
+
+    Raises
+    ------
+    WrongResult
+        An output is not what the reference gives.
+    """
+    captured = clock.capture(arm.call)
+    poison(arm.outputs)
+    captured()
+    faults = find_faults(arm.outputs, case.expected, tolerances)
+    if faults:
+        raise WrongResult("; ".join(faults))
+    return captured
+
+
+def prepare_ours(moe: LatentMoe, case: Case, backend: str = "auto") -> tuple[Runner, dict[str, torch.Tensor]]:
+    """A runner of the generated programs for a case, and its outputs by name.
+
+    Raises
+    ------
+    CakeError
+        The request is not served, or a program does not load.
+    """
+    dims, weights, inputs = case.dims, case.weights, case.inputs
+    if isinstance(weights, FrontWeights):
+        logits = case.empty(dims.experts, torch.float32)
+        latent, shared_act = case.empty(dims.latent), case.empty(dims.i_local(case.row.tp))
+        operands = (inputs["x"], weights.gate, weights.down, weights.gate_up, logits, latent, shared_act)
+        runner = moe.prepare_front(*operands, backend=backend)
+        return runner, {"logits": logits, "latent": latent, "shared_act": shared_act}
+    y, out = case.empty(dims.latent), case.empty(dims.hidden)
+    runner = moe.prepare_tail(
+        inputs["routed"],
+        weights.norm,
+        weights.up,
+        inputs["shared_act"],
+        weights.down,
+        out,
+        tp=case.row.tp,
+        rank=case.rank,
+        y_workspace=y,
+        backend=backend,
+    )
+    return runner, {"y": y, "out": out}
+
+
+def build_ours(moe: LatentMoe, case: Case, backend: str = "auto") -> Arm:
+    """The generated programs as an arm.
+
+    Raises
+    ------
+    CakeError
+        As `prepare_ours`.
+    """
+    runner, outputs = prepare_ours(moe, case, backend)
+    keys = tuple(launch.key for launch in runner.plan.launches) if runner.plan is not None else ()
+    return Arm(runner, outputs, keys)

@@ -1,0 +1,138 @@
+"""Stock chains that compute the same rows: torch, cuBLAS and torch.compile. Imports torch and this package.
+
+To add one, write a function from a case and its elementwise kernels to an `Arm`, and enter it in `RIVALS`. It may raise
+whatever it likes where it can't run; the row records the message. All buffers are made when the arm is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from cakegen.bench.arms import Arm
+from cakegen.bench.operands import Case, FrontWeights, TailWeights
+from cakegen.bench.pointwise import Pointwise
+
+Builder = Callable[[Case, Pointwise], Arm]
+
+
+def multiply_fp32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """`x @ weight.T` of bf16 matrices with fp32 output, as one cuBLAS call; CUDA only."""
+    torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
+
+
+def front_separate(case: Case, pointwise: Pointwise) -> Arm:
+    """Three GEMMs (router, down, gate and up), then SiTU."""
+    weights, dims, x = _front(case), case.dims, case.inputs["x"]
+    logits, latent = case.empty(dims.experts, torch.float32), case.empty(dims.latent)
+    gate_up, shared_act = case.empty(weights.gate_up.shape[0]), case.shared_act_room()
+
+    def call() -> None:
+        multiply_fp32(x, weights.gate, logits)
+        torch.mm(x, weights.down.T, out=latent)
+        torch.mm(x, weights.gate_up.T, out=gate_up)
+        pointwise.situ(gate_up, shared_act)
+
+    return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
+
+
+def front_joined(case: Case, pointwise: Pointwise) -> Arm:
+    """The router, one GEMM over `[down; gate; up]`, then SiTU; latent stays a range of the GEMM's columns."""
+    weights, dims, x = _front(case), case.dims, case.inputs["x"]
+    rows = weights.joined[dims.experts :]
+    logits, products = case.empty(dims.experts, torch.float32), case.empty(rows.shape[0])
+    shared_act = case.shared_act_room()
+    latent, gate_up = products[:, : dims.latent], products[:, dims.latent :]
+
+    def call() -> None:
+        multiply_fp32(x, weights.gate, logits)
+        torch.mm(x, rows.T, out=products)
+        pointwise.situ(gate_up, shared_act)
+
+    return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
+
+
+def front_joined_fp32(case: Case, pointwise: Pointwise) -> Arm:
+    """One GEMM over `[gate; down; gate; up]` with fp32 output, then one kernel for SiTU and latent's rounding."""
+    weights, dims, x = _front(case), case.dims, case.inputs["x"]
+    products = case.empty(weights.joined.shape[0], torch.float32)
+    latent, shared_act = case.empty(dims.latent), case.shared_act_room()
+    logits, rest = products[:, : dims.experts], products[:, dims.experts :]
+
+    def call() -> None:
+        multiply_fp32(x, weights.joined, products)
+        pointwise.situ_cast(rest, latent, shared_act)
+
+    return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
+
+
+def tail_separate(case: Case, pointwise: Pointwise) -> Arm:
+    """The norm, the up GEMM, and the shared expert's GEMM added onto it."""
+    weights = _tail(case)
+    routed, shared_act = case.inputs["routed"], case.inputs["shared_act"]
+    y, out = case.empty(case.dims.latent), case.empty(case.dims.hidden)
+    part, up = y[:, weights.columns], weights.up[:, weights.columns]
+
+    def call() -> None:
+        pointwise.norm(routed, weights.norm, y)
+        torch.mm(part, up.T, out=out)
+        out.addmm_(shared_act, weights.down.T)
+
+    return Arm(call, {"y": y, "out": out})
+
+
+def tail_joined(case: Case, pointwise: Pointwise) -> Arm:
+    """The norm of this rank's columns, then one GEMM over `[y slice | shared_act]` and `[up slice | down]`.
+
+    shared_act lies in the joined tokens already: a front can write it there, so no copy is charged to the chain.
+    """
+    weights, out = _tail(case), case.empty(case.dims.hidden)
+    width = case.dims.latent_slice(case.row.tp)
+    tokens = case.joined_tokens
+    if tokens is None:
+        tokens = case.empty(weights.joined.shape[1])
+        tokens[:, width:] = case.inputs["shared_act"]
+    routed, part, joined = case.inputs["routed"], tokens[:, :width], weights.joined
+
+    def call() -> None:
+        pointwise.norm_slice(routed, weights.norm, part)
+        torch.mm(tokens, joined.T, out=out)
+
+    return Arm(call, {"out": out})
+
+
+def _front(case: Case) -> FrontWeights:
+    assert isinstance(case.weights, FrontWeights)
+    return case.weights
+
+
+def _tail(case: Case) -> TailWeights:
+    assert isinstance(case.weights, TailWeights)
+    return case.weights
+
+
+RIVALS: Mapping[str, Mapping[str, Builder]] = {
+    "front": {"separate": front_separate, "joined": front_joined, "joined_fp32": front_joined_fp32},
+    "tail": {"separate": tail_separate, "joined": tail_joined},
+}
+
+
+def gemm_limit(case: Case) -> Arm:
+    """cuBLAS on the row's own joined shape: its time is the limit of a row that computes rather than streams.
+
+    front: `[T, hidden] x [experts + latent + 2 * I_LOCAL, hidden]`. tail: `[T, latent / TP + I_LOCAL] x [hidden, …]`.
+    Output bf16, no elementwise part.
+    """
+    weights = case.weights
+    if isinstance(weights, FrontWeights):
+        tokens = case.inputs["x"]
+    else:
+        tokens = torch.cat((case.inputs["routed"][0][:, weights.columns], case.inputs["shared_act"]), dim=1)
+    joined = weights.joined
+    out = case.empty(joined.shape[0])
+
+    def call() -> None:
+        torch.mm(tokens, joined.T, out=out)
+
+    return Arm(call, {})
