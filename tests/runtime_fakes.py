@@ -95,6 +95,13 @@ class FakeDriver:
             "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
         }[kind.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
 
+    def bind_launch(self, config: Any, function: Any, pointers: int) -> Any:
+        def launch(stream: int) -> int:
+            config.hStream = stream
+            return int(self.cuLaunchKernelEx(config, function, pointers, 0)[0])
+
+        return launch
+
     def launch(self, config: Any, function: Any, pointers: int, extra: int) -> tuple[Any]:
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         self.launches.append(Launched(function, int(config.hStream), self.context, grid, pointers))

@@ -24,7 +24,6 @@ from cakegen.plan.smem import (
     larger_half,
 )
 
-
 # Hopper's MMA warps free a stage when they have issued the next one: with a single stage neither side could move.
 _MIN_STAGES = {"sm90": 2}
 

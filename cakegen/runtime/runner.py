@@ -36,9 +36,11 @@ class BoundLaunch:
     launch: Launch
     block: ArgumentBlock
     config: Any = field(init=False)
+    _launch: Callable[[int], int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.config = driver.launch_config(self.loaded.program.launch, self.launch.grid_ctas)
+        self._launch = driver.bind_launch(self.config, self.loaded.kernel.function, self.block.pointers)
 
     def describe(self) -> str:
         """The launch in words, for an error."""
@@ -51,11 +53,11 @@ class BoundLaunch:
 
     def launch_on(self, stream: int) -> None:
         """Enqueue the kernel on a stream (cuLaunchKernelEx)."""
-        module = driver.bindings()
-        self.config.hStream = stream
-        (result,) = module.cuLaunchKernelEx(self.config, self.loaded.kernel.function, self.block.pointers, 0)
-        if result != module.CUresult.CUDA_SUCCESS:
-            raise LaunchError(f"cuLaunchKernelEx failed: {driver.result_text(module, result)}; {self.describe()}")
+        result = self._launch(stream)
+        if result:
+            module = driver.bindings()
+            text = driver.result_text(module, module.CUresult(result))
+            raise LaunchError(f"cuLaunchKernelEx failed: {text}; {self.describe()}")
 
 
 class Runner:

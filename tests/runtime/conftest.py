@@ -16,6 +16,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     fake = Machine(FakeDriver(), FakeCompiler())
     monkeypatch.setattr(driver, "bindings", lambda: fake.driver)
     monkeypatch.setattr(driver, "tensor_map_encoder", lambda: lambda *arguments: 0)
+    monkeypatch.setattr(driver, "bind_launch", fake.driver.bind_launch)
+    monkeypatch.setattr(driver, "context_is_current", lambda context: fake.driver.context == context)
     monkeypatch.setattr(driver, "is_capturing", lambda: fake.capturing)
     monkeypatch.setattr(driver, "current_stream", lambda ordinal: fake.stream)
     monkeypatch.setattr(programs, "compilation", fake.compiler)

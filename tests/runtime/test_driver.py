@@ -102,3 +102,14 @@ def test_missing_driver_is_a_launch_error(monkeypatch: pytest.MonkeyPatch) -> No
             driver.bindings()
     finally:
         driver.bindings.cache_clear()
+
+
+def test_bound_launch_writes_the_stream_into_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, int, None]] = []
+    monkeypatch.setattr(driver, "_kernel_launcher", lambda: lambda *arguments: seen.append(arguments) or 7)
+    config = real.CUlaunchConfig()
+    config.hStream = 0x11
+    launch = driver.bind_launch(config, 0xF0, 0xA0)
+    assert launch(0x2200000033) == 7
+    assert int(config.hStream) == 0x2200000033
+    assert seen == [(int(config.getPtr()), 0xF0, 0xA0, None)]
