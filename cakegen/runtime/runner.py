@@ -157,9 +157,9 @@ class ProgramRunner(Runner):
         stream = driver.current_stream(device.ordinal)
         if self._words is not None and not self._words.captured and driver.is_capturing():
             self._words.captured = True
-        if self._workspace is not None:
-            self._workspace.enter(stream)
         try:
+            if self._workspace is not None:
+                self._workspace.enter(stream)
             if driver.context_is_current(device.context):
                 self._launch_on(stream)
             else:

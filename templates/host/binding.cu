@@ -13,9 +13,11 @@ using cake_host::TensorView;
 
 constexpr const char* kProgram = "${spec.name | ident}";
 
+//# All other buffers are bf16, as raw bits.
 //% set bf16 = ["kDLBfloat", 16]
-//% set dtypes = {"logits": ["kDLFloat", 32], "counters": ["kDLInt", 32], "partials": ["kDLFloat", 32], "wait_record": ["kDLInt", 64]}
-//% set pointers = {"logits": "float*", "counters": "u32*", "partials": "float*", "wait_record": "u64*"}
+//% set fp32 = ["kDLFloat", 32]
+//% set dtypes = {"logits": fp32, "partials": fp32, "counters": ["kDLInt", 32], "wait_record": ["kDLInt", 64]}
+//% set pointers = {"logits": "float*", "partials": "float*", "counters": "u32*", "wait_record": "u64*"}
 void run(
 //% for kind, name in spec.arg_plan
 //% set last = loop.last
