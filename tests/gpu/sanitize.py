@@ -31,7 +31,9 @@ def main(arguments: list[str]) -> int:
     failed = []
     for tool in arguments or TOOLS:
         start = time.monotonic()
-        command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, __file__, "--programs"]
+        # the bindings ask the driver for functions that it may not have, and those answers are no faults of a program
+        options = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", str(FOUND)]
+        command = [sanitizer, *options, sys.executable, __file__, "--programs"]
         # one allocation a tensor, so that a step past its end is seen
         environment = {**os.environ, "CAKEGEN_WAIT_SECONDS": "60", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         try:
