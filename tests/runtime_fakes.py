@@ -95,8 +95,8 @@ class FakeDriver:
             "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
         }[kind.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
 
-    def bind_launch(self, config: Any, function: Any, pointers: int) -> Any:
-        def launch(stream: int) -> int:
+    def bind_launch(self, config: Any, function: Any, pointers: int, stream: int) -> Any:
+        def launch() -> int:
             config.hStream = stream
             return int(self.cuLaunchKernelEx(config, function, pointers, 0)[0])
 

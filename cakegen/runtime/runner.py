@@ -5,7 +5,6 @@ Imports driver, control, arguments and validate. A call plans nothing, allocates
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,11 +35,9 @@ class BoundLaunch:
     launch: Launch
     block: ArgumentBlock
     config: Any = field(init=False)
-    _launch: Callable[[int], int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.config = driver.launch_config(self.loaded.program.launch, self.launch.grid_ctas)
-        self._launch = driver.bind_launch(self.config, self.loaded.kernel.function, self.block.pointers)
 
     def describe(self) -> str:
         """The launch in words, for an error."""
@@ -51,13 +48,15 @@ class BoundLaunch:
             f"cooperative {record.cooperative}, programmatic {record.programmatic}"
         )
 
-    def launch_on(self, stream: int) -> None:
-        """Enqueue the kernel on a stream (cuLaunchKernelEx)."""
-        result = self._launch(stream)
-        if result:
-            module = driver.bindings()
-            text = driver.result_text(module, module.CUresult(result))
-            raise LaunchError(f"cuLaunchKernelEx failed: {text}; {self.describe()}")
+    def bind_stream(self, stream: int) -> Callable[[], int]:
+        """The launch on one stream (cuLaunchKernelEx): a call returns a CUresult."""
+        return driver.bind_launch(self.config, self.loaded.kernel.function, self.block.pointers, stream)
+
+    def failure(self, result: int) -> LaunchError:
+        """The error for a result other than success."""
+        module = driver.bindings()
+        text = driver.result_text(module, module.CUresult(result))
+        return LaunchError(f"cuLaunchKernelEx failed: {text}; {self.describe()}")
 
 
 class Runner:
@@ -139,8 +138,8 @@ class ProgramRunner(Runner):
             )
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
-        # a launch sets its configuration's stream: two threads must not mix theirs
-        self._lock = threading.Lock()
+        # by stream: what a call there runs; filled at the first call on a stream
+        self._bound: dict[int, tuple[Callable[[], int], ...]] = {}
 
     def _take_words(self, control: DeviceControl, plan: Plan) -> ControlWords | None:
         """Counters of one launch at a time: the launches of a plan follow each other, and each leaves them at zero."""
@@ -170,9 +169,13 @@ class ProgramRunner(Runner):
         return self.outputs
 
     def _launch_on(self, stream: int) -> None:
-        with self._lock:
-            for launch in self.launches:
-                launch.launch_on(stream)
+        bound = self._bound.get(stream)
+        if bound is None:
+            bound = self._bound[stream] = tuple(launch.bind_stream(stream) for launch in self.launches)
+        for position, launch in enumerate(bound):
+            result = launch()
+            if result:
+                raise self.launches[position].failure(result)
 
 
 def plan_partials(plan: Plan) -> int:

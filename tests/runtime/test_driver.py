@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 
 import pytest
@@ -104,12 +105,21 @@ def test_missing_driver_is_a_launch_error(monkeypatch: pytest.MonkeyPatch) -> No
         driver.bindings.cache_clear()
 
 
-def test_bound_launch_writes_the_stream_into_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int, int, None]] = []
-    monkeypatch.setattr(driver, "_kernel_launcher", lambda: lambda *arguments: seen.append(arguments) or 7)
-    config = real.CUlaunchConfig()
-    config.hStream = 0x11
-    launch = driver.bind_launch(config, 0xF0, 0xA0)
-    assert launch(0x2200000033) == 7
-    assert int(config.hStream) == 0x2200000033
-    assert seen == [(int(config.getPtr()), 0xF0, 0xA0, None)]
+def test_bound_launches_have_a_configuration_for_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def launcher(config: int, function: int, pointers: int, extra: None) -> int:
+        fields = (ctypes.c_uint32 * 7).from_address(config)
+        stream, attributes = (ctypes.c_uint64 * 2).from_address(config + 32)
+        assert (tuple(fields), function, pointers, extra) == ((94, 1, 1, 160, 1, 1, 2048), 0xF0, 0xA0, None)
+        assert ctypes.c_uint32.from_address(config + 48).value == 1
+        seen.append((stream, ctypes.c_uint32.from_address(attributes).value))
+        return 7
+
+    monkeypatch.setattr(driver, "_kernel_launcher", lambda: launcher)
+    monkeypatch.setattr(driver, "bindings", lambda: real)
+    config = driver.launch_config(LaunchRecord((160, 1, 1), (2, 1, 1), False, False, 2048), (94, 1, 1))
+    launches = [driver.bind_launch(config, 0xF0, 0xA0, stream) for stream in (0, 0x2200000033)]
+    assert [launch() for launch in launches] == [7, 7]
+    cluster = int(IDS.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+    assert seen == [(0, cluster), (0x2200000033, cluster)]
