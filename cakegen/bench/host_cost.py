@@ -32,7 +32,7 @@ _PREPARES = 25
 _SUBPROCESS_SECONDS = 300
 
 _FIRST_RESULT = """
-import sys, time
+import sys, time, torch
 torch.zeros(1, device="cuda").item()
 start = time.perf_counter()
 from cakegen.registry import load_registry

@@ -19,9 +19,12 @@ from cakegen.emit.filters import FILTERS, CppText
 from cakegen.errors import EmitError
 
 _COMMENT_LINE = re.compile(r"^[ \t]*//#(.*)$", re.MULTILINE)
+# Jinja's statement lines take all blank lines below along
+_BLANK_AFTER_STATEMENT = re.compile(r"^([ \t]*//%.*)\n[ \t]*$", re.MULTILINE)
 # a block or comment that ends a line which holds something else in front of it
 _TRAILING_BLOCK = re.compile(r"^([ \t]*\S.*/\*[%#].*[^+\-])([%#]\*/)[ \t]*$", re.MULTILINE)
 _LINE_END_BLANKS = re.compile(r"[ \t]+$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n{3,}")
 _SOURCE_MARK = "templates/"
 
 
@@ -34,6 +37,7 @@ class WholeLines(Extension):
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         """Spell `//# …` lines as block comments, which are trimmed, and mark trailing blocks as not trimmed."""
         source = _COMMENT_LINE.sub(lambda match: f"/*#{match[1]}#*/", source)
+        source = _BLANK_AFTER_STATEMENT.sub(r'\1\n${"" | code}', source)
         return _TRAILING_BLOCK.sub(r"\1+\2", source)
 
 
@@ -131,7 +135,8 @@ def render_template(environment: jinja2.Environment, name: str, context: Mapping
         Whatever went wrong, with the template's name and line.
     """
     try:
-        return _LINE_END_BLANKS.sub("", environment.get_template(name).render(context))
+        text = _LINE_END_BLANKS.sub("", environment.get_template(name).render(context))
+        return _BLANK_LINES.sub("\n\n", text)
     except jinja2.TemplateSyntaxError as error:
         raise EmitError(f"{_SOURCE_MARK}{error.name or name}:{error.lineno}: {error.message}") from None
     except (jinja2.TemplateError, EmitError, TypeError, ValueError, ArithmeticError, LookupError) as error:

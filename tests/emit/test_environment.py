@@ -96,3 +96,9 @@ def test_chance_is_out_of_reach(tmp_path: Path) -> None:
     for text in ("${ [1, 2] | random | i32 }\n", "${ lipsum() | code }\n"):
         with pytest.raises(EmitError):
             render(tmp_path, text)
+
+
+def test_blank_lines_below_statements_stay_and_never_double(tmp_path: Path) -> None:
+    text = "a\n//% if true\n\nb\n//% endif\n\n\n//% if false\nc\n//% endif\n\nd\n//% if true\ne\n//% endif\nf\n"
+    (tmp_path / "x.cu").write_text(text)
+    assert render_template(template_environment(tmp_path), "x.cu", {}) == "a\n\nb\n\nd\ne\nf\n"

@@ -9,14 +9,7 @@
 //   stage_empty[s]  4: one lane of each MMA warp, once its wgmmas that read the stage are complete.
 //   partner_sum     1: pre-armed at set-up, where sums land, with the kLandingBytes that the partner stores.
 //   ring_drained    4: one lane of each MMA warp of the CTA where sums land, on its partner, before they may.
-
-struct Cfg {
-    static constexpr u32 kProgramId = ${spec.program_id | hex32};
-//% for constant in spec.constants
-    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
-    // ${constant.comment | comment}
-//% endfor
-};
+/*% include "kernels/cfg.cuh" %*/
 
 /*% include "kernels/sm90/pair.cuh" %*/
 

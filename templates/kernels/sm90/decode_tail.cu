@@ -24,14 +24,7 @@
 //   y_resident      1: one norm lane, once all norm warps have written and fenced the resident operand.
 //   rows_staged     1: the producer's arrive.expect_tx of the norm weight and num_tokens rows.
 //% endif
-
-struct Cfg {
-    static constexpr u32 kProgramId = ${spec.program_id | hex32};
-//% for constant in spec.constants
-    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
-    // ${constant.comment | comment}
-//% endfor
-};
+/*% include "kernels/cfg.cuh" %*/
 
 /*% include "kernels/sm90/pair.cuh" %*/
 //% if spec.value("kFusedNorm")

@@ -21,14 +21,7 @@ using namespace cake;
 constexpr unsigned kSharedCols = I_LOCAL;  // columns of shared_act: the up rows start there
 constexpr unsigned kNumNTiles = N_TILES;
 constexpr unsigned kSharedTiles = S_TILES;
-
-struct Cfg {
-    static constexpr u32 kProgramId = ${spec.program_id | hex32};
-//% for constant in spec.constants
-    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
-    // ${constant.comment | comment}
-//% endfor
-};
+/*% include "kernels/cfg.cuh" %*/
 
 constexpr u32 kNumK = Cfg::kNumK;
 

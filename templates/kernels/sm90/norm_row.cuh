@@ -1,4 +1,4 @@
-// ---- RMSNorm of one row by one warp: the bits of y are defined, see the export's README ----
+// ---- RMSNorm of one row by one warp: the order of every sum below is part of the contract (the bits of y are) ----
 
 // A lane owns the 16-byte vectors lane + 32 v of a row.
 struct RowVectors {

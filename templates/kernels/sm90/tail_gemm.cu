@@ -22,14 +22,7 @@ using namespace cake;
 constexpr unsigned kDownBlocks = K2_ITERS;
 constexpr unsigned kNumK = NUM_K_ITERS;
 static_assert(K1_ITERS + K2_ITERS == NUM_K_ITERS, "up and down blocks make up K");
-
-struct Cfg {
-    static constexpr u32 kProgramId = ${spec.program_id | hex32};
-//% for constant in spec.constants
-    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
-    // ${constant.comment | comment}
-//% endfor
-};
+/*% include "kernels/cfg.cuh" %*/
 
 constexpr u32 kNumNTiles = Cfg::kNumNTiles;
 

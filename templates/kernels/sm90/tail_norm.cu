@@ -4,14 +4,7 @@ using namespace cake;
 
 // One warp normalises one row: kRowsPerCta rows a CTA, no shared memory. y [T, kLatentCols] bf16 in global memory is
 // read by the launch that follows in the stream.
-
-struct Cfg {
-    static constexpr u32 kProgramId = ${spec.program_id | hex32};
-//% for constant in spec.constants
-    static constexpr ${constant.value | cpp_type} ${constant.name | ident} = ${constant.value | literal};
-    // ${constant.comment | comment}
-//% endfor
-};
+/*% include "kernels/cfg.cuh" %*/
 
 /*% include "kernels/sm90/norm_row.cuh" %*/
 

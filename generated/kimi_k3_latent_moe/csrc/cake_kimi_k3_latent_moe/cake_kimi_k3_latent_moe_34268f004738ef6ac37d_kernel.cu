@@ -2,7 +2,7 @@
 // tail decode, TP 4, up to 8 tokens: 56 tiles, a pair splits K, 7 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 9a185004c418ae10164e1e9b199fdc042d548b7788d3e15808a8ca96da1c60ca
+// seal: sha256 cc083c7d2a6ad584fa003cffb0ba212eb7836b2c60cfd197025e3805b76ed481
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm90.cuh"
@@ -27,108 +27,60 @@ using namespace cake;
 //   rows_arrived    1: one norm lane, once this CTA has arrived at the grid counter.
 //   y_resident      1: one norm lane, once all norm warps have written and fenced the resident operand.
 //   rows_staged     1: the producer's arrive.expect_tx of the norm weight and num_tokens rows.
+
+// Every decision of the planner, and what follows from it. Sizes are bytes where a name ends in Bytes or Offset.
 struct Cfg {
-    static constexpr u32 kProgramId = 0x34268f00u;
-    static constexpr int kNumThreads = 256;
-    // MMA warps, norm warps if fused, a producer warp
-    static constexpr int kProducerWarp = 7;
-    // index of the producer warp
-    static constexpr int kNormWarps = 3;
-    // warps that normalise rows
-    static constexpr int kMmaBarrier = 1;
-    // named barrier of the MMA warps
-    static constexpr int kNormBarrier = 2;
-    // named barrier of the norm warps
-    static constexpr int kClusterCtas = 2;
-    // CTAs that share a weight tile and split its K
-    static constexpr int kGridCtas = 112;
-    // CTAs of the launch
-    static constexpr int kBlockM = 128;
-    // weight rows of a tile (a shared tile: half gate, half up)
-    static constexpr int kBlockK = 64;
-    // elements of a K chunk: one 128-byte swizzled row
-    static constexpr int kNPad = 8;
-    // tokens of the MMA; those past num_tokens arrive as zeros
-    static constexpr bool kSplitFinalize = false;
-    // each CTA of a pair finishes half of the tokens
-    static constexpr int kFinalTokens = 8;
-    // tokens that a CTA finishes
-    static constexpr int kNumStages = 7;
-    // ring stages
-    static constexpr int kChunksPerStage = 1;
-    // K chunks of a stage
-    static constexpr int kChunkABytes = 16384;
-    // one K chunk of weights
-    static constexpr int kChunkBBytes = 1024;
-    // one K chunk of tokens
-    static constexpr int kRank0DownChunks = 12;
-    // shared-down chunks of rank 0
-    static constexpr int kRank1DownChunks = 12;
-    // shared-down chunks of rank 1
-    static constexpr int kRank0UpChunks = 7;
-    // up chunks of rank 0
-    static constexpr int kRank1UpChunks = 7;
-    // up chunks of rank 1
-    static constexpr int kUpCols = 896;
-    // columns of this rank's latent slice
-    static constexpr bool kUpRagged = false;
-    // the slice ends inside its last chunk
-    static constexpr int kOutCols = 7168;
-    // columns of out
-    static constexpr bool kFusedNorm = true;
-    // the launch normalises the routed rows itself
-    static constexpr bool kResidentB = true;
-    // y of the own up chunks stays in shared memory
-    static constexpr bool kStagedRows = true;
-    // routed rows and norm weight are copied to shared memory first
-    static constexpr int kIssueAhead = 0;
-    // weight stages issued before the row loads
-    static constexpr bool kNoPrefetch = false;
-    // no tensor-map prefetch
-    static constexpr int kStaggerUnits = 0;
-    // the cold fill pauses before this unit (0: never)
-    static constexpr int kLatentCols = 3584;
-    // columns of routed and y
-    static constexpr int kRowVectors = 448;
-    // 16-byte vectors of a row
-    static constexpr int kVectorsPerLane = 14;
-    // vectors that a lane owns at most
-    static constexpr float kNormEps = 1e-05f;
-    // added to the mean of squares
-    static constexpr bool kLandingAlias = false;
-    // the partner's sums land in the drained ring
-    static constexpr int kLandingOffset = 2048;
-    // byte offset of the partner's sums
-    static constexpr int kLandingBytes = 4096;
-    // fp32 sums of 128 threads
-    static constexpr int kARingOffset = 6144;
-    // byte offset of the weight stages
-    static constexpr int kBRingOffset = 120832;
-    // byte offset of the token stages
-    static constexpr int kStagingOffset = 6144;
-    // byte offset of the staged output rows, over the drained ring
-    static constexpr int kResidentBOffset = 128000;
-    // byte offset of the resident y chunks
-    static constexpr int kStagedRowsOffset = 135168;
-    // byte offset of the staged routed rows
-    static constexpr int kNormWeightOffset = 192512;
-    // byte offset of the staged norm weight
-    static constexpr int kStageFullOffset = 0;
-    // byte offset of stage_full
-    static constexpr int kStageEmptyOffset = 56;
-    // byte offset of stage_empty
-    static constexpr int kPartnerSumOffset = 112;
-    // byte offset of partner_sum
-    static constexpr int kRingDrainedOffset = 120;
-    // byte offset of ring_drained
-    static constexpr int kRowsIssuedOffset = 128;
-    // byte offset of rows_issued
-    static constexpr int kRowsArrivedOffset = 136;
-    // byte offset of rows_arrived
-    static constexpr int kYResidentOffset = 144;
-    // byte offset of y_resident
-    static constexpr int kRowsStagedOffset = 152;
-    // byte offset of rows_staged
+    static constexpr u32 kProgramId = 0x34268f00u;  // how this program names itself in a wait record
+    static constexpr int kNumThreads = 256;  // MMA warps, norm warps if fused, a producer warp
+    static constexpr int kProducerWarp = 7;  // index of the producer warp
+    static constexpr int kNormWarps = 3;  // warps that normalise rows
+    static constexpr int kMmaBarrier = 1;  // named barrier of the MMA warps
+    static constexpr int kNormBarrier = 2;  // named barrier of the norm warps
+    static constexpr int kClusterCtas = 2;  // CTAs that share a weight tile and split its K
+    static constexpr int kGridCtas = 112;  // CTAs of the launch
+    static constexpr int kBlockM = 128;  // weight rows of a tile (a shared tile: half gate, half up)
+    static constexpr int kBlockK = 64;  // elements of a K chunk: one 128-byte swizzled row
+    static constexpr int kNPad = 8;  // tokens of the MMA; those past num_tokens arrive as zeros
+    static constexpr bool kSplitFinalize = false;  // each CTA of a pair finishes half of the tokens
+    static constexpr int kFinalTokens = 8;  // tokens that a CTA finishes
+    static constexpr int kNumStages = 7;  // ring stages
+    static constexpr int kChunksPerStage = 1;  // K chunks of a stage
+    static constexpr int kChunkABytes = 16384;  // one K chunk of weights
+    static constexpr int kChunkBBytes = 1024;  // one K chunk of tokens
+    static constexpr int kRank0DownChunks = 12;  // shared-down chunks of rank 0
+    static constexpr int kRank1DownChunks = 12;  // shared-down chunks of rank 1
+    static constexpr int kRank0UpChunks = 7;  // up chunks of rank 0
+    static constexpr int kRank1UpChunks = 7;  // up chunks of rank 1
+    static constexpr int kUpCols = 896;  // columns of this rank's latent slice
+    static constexpr bool kUpRagged = false;  // the slice ends inside its last chunk
+    static constexpr int kOutCols = 7168;  // columns of out
+    static constexpr bool kFusedNorm = true;  // the launch normalises the routed rows itself
+    static constexpr bool kResidentB = true;  // y of the own up chunks stays in shared memory
+    static constexpr bool kStagedRows = true;  // routed rows and norm weight are copied to shared memory first
+    static constexpr int kIssueAhead = 0;  // weight stages issued before the row loads
+    static constexpr bool kNoPrefetch = false;  // no tensor-map prefetch
+    static constexpr int kStaggerUnits = 0;  // the cold fill pauses before this unit (0: never)
+    static constexpr int kLatentCols = 3584;  // columns of routed and y
+    static constexpr int kRowVectors = 448;  // 16-byte vectors of a row
+    static constexpr int kVectorsPerLane = 14;  // vectors that a lane owns at most
+    static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
+    static constexpr bool kLandingAlias = false;  // the partner's sums land in the drained ring
+    static constexpr int kLandingOffset = 2048;  // byte offset of the partner's sums
+    static constexpr int kLandingBytes = 4096;  // fp32 sums of 128 threads
+    static constexpr int kARingOffset = 6144;  // byte offset of the weight stages
+    static constexpr int kBRingOffset = 120832;  // byte offset of the token stages
+    static constexpr int kStagingOffset = 6144;  // byte offset of the staged output rows, over the drained ring
+    static constexpr int kResidentBOffset = 128000;  // byte offset of the resident y chunks
+    static constexpr int kStagedRowsOffset = 135168;  // byte offset of the staged routed rows
+    static constexpr int kNormWeightOffset = 192512;  // byte offset of the staged norm weight
+    static constexpr int kStageFullOffset = 0;  // byte offset of stage_full
+    static constexpr int kStageEmptyOffset = 56;  // byte offset of stage_empty
+    static constexpr int kPartnerSumOffset = 112;  // byte offset of partner_sum
+    static constexpr int kRingDrainedOffset = 120;  // byte offset of ring_drained
+    static constexpr int kRowsIssuedOffset = 128;  // byte offset of rows_issued
+    static constexpr int kRowsArrivedOffset = 136;  // byte offset of rows_arrived
+    static constexpr int kYResidentOffset = 144;  // byte offset of y_resident
+    static constexpr int kRowsStagedOffset = 152;  // byte offset of rows_staged
 };
 
 // ---- shared by the decode programs: accumulators, the pair's sum, staged stores ----
@@ -218,6 +170,7 @@ __device__ __forceinline__ bool combine_pair(
     add_partner(kept, at.thread, landing);
     return true;
 }
+
 // The tokens that a CTA stores: all, or its half.
 struct TokenRange {
     u32 first;
@@ -278,7 +231,8 @@ __device__ __forceinline__ void store_staged(
         }
     }
 }
-// ---- RMSNorm of one row by one warp: the bits of y are defined, see the export's README ----
+
+// ---- RMSNorm of one row by one warp: the order of every sum below is part of the contract (the bits of y are) ----
 
 // A lane owns the 16-byte vectors lane + 32 v of a row.
 struct RowVectors {
@@ -386,6 +340,7 @@ __device__ __forceinline__ void store_row(
         }
     }
 }
+
 // A rank's share of K, in chunks: `down` from `first_down` on, then `up` from `first_up` on.
 struct Share {
     u32 first_down;
@@ -464,6 +419,7 @@ __device__ __forceinline__ void load_unit_weights(
         load_up_chunk(a, operands.up_map, tile_row, operands.up_col0, share.first_up + unit - share.down, full);
     }
 }
+
 // The routed rows and the norm weight, for the norm warps: (num_tokens + 1) rows of kLatentCols * 2 bytes.
 __device__ __forceinline__ void load_staged_rows(const Operands& operands, u32 smem) {
     constexpr u32 kRowBytes = Cfg::kLatentCols * 2;
@@ -475,6 +431,7 @@ __device__ __forceinline__ void load_staged_rows(const Operands& operands, u32 s
         bulk_load(smem + Cfg::kStagedRowsOffset + row * kRowBytes, source, kRowBytes, staged);
     }
 }
+
 // Weights run ahead of the tokens' boxes: they depend neither on an earlier launch nor on the norm. `weights` is the
 // next unit to load them for.
 struct Loads {
@@ -579,6 +536,7 @@ __device__ __forceinline__ void multiply_and_store(
         staging, at.thread, operands.out, operands.out_pitch, tile_row, Cfg::kOutCols,
         final_tokens(rank, operands.num_tokens));
 }
+
 // ---- norm warps ----
 
 // One row, or the norm weight, from its staged copy: a single partial, already bf16.
@@ -603,6 +561,7 @@ __device__ __forceinline__ RowVectors load_row(const Operands& operands, u32 row
 __device__ __forceinline__ RowVectors load_weights(const Operands& operands, u32 lane, u32 smem) {
     return load_staged(Cfg::kNormWeightOffset, lane, smem);
 }
+
 // Rows past num_tokens, and columns past a ragged slice, must be zeros.
 __device__ __forceinline__ void clear_resident(const Share& share, u32 norm_thread, u32 smem) {
     const u32 bytes = share.up * Cfg::kChunkBBytes;
@@ -661,6 +620,7 @@ __device__ __forceinline__ void normalise(
         mbarrier_arrive(smem + Cfg::kYResidentOffset);
     }
 }
+
 __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 smem) {
     if (threadIdx.x == Cfg::kProducerWarp * 32) {
         if constexpr (!Cfg::kNoPrefetch) {

@@ -2,7 +2,7 @@
 // tail decode, TP 16, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 90de957a74463c02024050810f85a9d9696ea6d85575382618cd7aa8097ed680
+// seal: sha256 1baf31a5dfc0366c8ffe2dd129ed10b5ec23c33785804c329731b4ccb5223f2d
 
 #include "cake_tiny_latent_moe_device_common.cuh"
 #include "cake_tiny_latent_moe_device_sm90.cuh"
@@ -27,102 +27,57 @@ using namespace cake;
 //   rows_arrived    1: one norm lane, once this CTA has arrived at the grid counter.
 //   y_resident      1: one norm lane, once all norm warps have written and fenced the resident operand.
 //   rows_staged     1: the producer's arrive.expect_tx of the norm weight and num_tokens rows.
+
+// Every decision of the planner, and what follows from it. Sizes are bytes where a name ends in Bytes or Offset.
 struct Cfg {
-    static constexpr u32 kProgramId = 0x0d26b8f7u;
-    static constexpr int kNumThreads = 256;
-    // MMA warps, norm warps if fused, a producer warp
-    static constexpr int kProducerWarp = 7;
-    // index of the producer warp
-    static constexpr int kNormWarps = 3;
-    // warps that normalise rows
-    static constexpr int kMmaBarrier = 1;
-    // named barrier of the MMA warps
-    static constexpr int kNormBarrier = 2;
-    // named barrier of the norm warps
-    static constexpr int kClusterCtas = 1;
-    // CTAs that share a weight tile and split its K
-    static constexpr int kGridCtas = 4;
-    // CTAs of the launch
-    static constexpr int kBlockM = 128;
-    // weight rows of a tile (a shared tile: half gate, half up)
-    static constexpr int kBlockK = 64;
-    // elements of a K chunk: one 128-byte swizzled row
-    static constexpr int kNPad = 8;
-    // tokens of the MMA; those past num_tokens arrive as zeros
-    static constexpr bool kSplitFinalize = false;
-    // each CTA of a pair finishes half of the tokens
-    static constexpr int kFinalTokens = 8;
-    // tokens that a CTA finishes
-    static constexpr int kNumStages = 11;
-    // ring stages
-    static constexpr int kChunksPerStage = 1;
-    // K chunks of a stage
-    static constexpr int kChunkABytes = 16384;
-    // one K chunk of weights
-    static constexpr int kChunkBBytes = 1024;
-    // one K chunk of tokens
-    static constexpr int kRank0DownChunks = 1;
-    // shared-down chunks of rank 0
-    static constexpr int kRank1DownChunks = 0;
-    // shared-down chunks of rank 1
-    static constexpr int kRank0UpChunks = 1;
-    // up chunks of rank 0
-    static constexpr int kRank1UpChunks = 0;
-    // up chunks of rank 1
-    static constexpr int kUpCols = 32;
-    // columns of this rank's latent slice
-    static constexpr bool kUpRagged = true;
-    // the slice ends inside its last chunk
-    static constexpr int kOutCols = 512;
-    // columns of out
-    static constexpr bool kFusedNorm = true;
-    // the launch normalises the routed rows itself
-    static constexpr bool kResidentB = true;
-    // y of the own up chunks stays in shared memory
-    static constexpr bool kStagedRows = true;
-    // routed rows and norm weight are copied to shared memory first
-    static constexpr int kIssueAhead = 0;
-    // weight stages issued before the row loads
-    static constexpr bool kNoPrefetch = false;
-    // no tensor-map prefetch
-    static constexpr int kStaggerUnits = 0;
-    // the cold fill pauses before this unit (0: never)
-    static constexpr int kLatentCols = 512;
-    // columns of routed and y
-    static constexpr int kRowVectors = 64;
-    // 16-byte vectors of a row
-    static constexpr int kVectorsPerLane = 2;
-    // vectors that a lane owns at most
-    static constexpr float kNormEps = 1e-05f;
-    // added to the mean of squares
-    static constexpr int kARingOffset = 3072;
-    // byte offset of the weight stages
-    static constexpr int kBRingOffset = 183296;
-    // byte offset of the token stages
-    static constexpr int kStagingOffset = 3072;
-    // byte offset of the staged output rows, over the drained ring
-    static constexpr int kResidentBOffset = 194560;
-    // byte offset of the resident y chunks
-    static constexpr int kStagedRowsOffset = 195584;
-    // byte offset of the staged routed rows
-    static constexpr int kNormWeightOffset = 203776;
-    // byte offset of the staged norm weight
-    static constexpr int kStageFullOffset = 0;
-    // byte offset of stage_full
-    static constexpr int kStageEmptyOffset = 88;
-    // byte offset of stage_empty
-    static constexpr int kPartnerSumOffset = 176;
-    // byte offset of partner_sum
-    static constexpr int kRingDrainedOffset = 184;
-    // byte offset of ring_drained
-    static constexpr int kRowsIssuedOffset = 192;
-    // byte offset of rows_issued
-    static constexpr int kRowsArrivedOffset = 200;
-    // byte offset of rows_arrived
-    static constexpr int kYResidentOffset = 208;
-    // byte offset of y_resident
-    static constexpr int kRowsStagedOffset = 216;
-    // byte offset of rows_staged
+    static constexpr u32 kProgramId = 0x0d26b8f7u;  // how this program names itself in a wait record
+    static constexpr int kNumThreads = 256;  // MMA warps, norm warps if fused, a producer warp
+    static constexpr int kProducerWarp = 7;  // index of the producer warp
+    static constexpr int kNormWarps = 3;  // warps that normalise rows
+    static constexpr int kMmaBarrier = 1;  // named barrier of the MMA warps
+    static constexpr int kNormBarrier = 2;  // named barrier of the norm warps
+    static constexpr int kClusterCtas = 1;  // CTAs that share a weight tile and split its K
+    static constexpr int kGridCtas = 4;  // CTAs of the launch
+    static constexpr int kBlockM = 128;  // weight rows of a tile (a shared tile: half gate, half up)
+    static constexpr int kBlockK = 64;  // elements of a K chunk: one 128-byte swizzled row
+    static constexpr int kNPad = 8;  // tokens of the MMA; those past num_tokens arrive as zeros
+    static constexpr bool kSplitFinalize = false;  // each CTA of a pair finishes half of the tokens
+    static constexpr int kFinalTokens = 8;  // tokens that a CTA finishes
+    static constexpr int kNumStages = 11;  // ring stages
+    static constexpr int kChunksPerStage = 1;  // K chunks of a stage
+    static constexpr int kChunkABytes = 16384;  // one K chunk of weights
+    static constexpr int kChunkBBytes = 1024;  // one K chunk of tokens
+    static constexpr int kRank0DownChunks = 1;  // shared-down chunks of rank 0
+    static constexpr int kRank1DownChunks = 0;  // shared-down chunks of rank 1
+    static constexpr int kRank0UpChunks = 1;  // up chunks of rank 0
+    static constexpr int kRank1UpChunks = 0;  // up chunks of rank 1
+    static constexpr int kUpCols = 32;  // columns of this rank's latent slice
+    static constexpr bool kUpRagged = true;  // the slice ends inside its last chunk
+    static constexpr int kOutCols = 512;  // columns of out
+    static constexpr bool kFusedNorm = true;  // the launch normalises the routed rows itself
+    static constexpr bool kResidentB = true;  // y of the own up chunks stays in shared memory
+    static constexpr bool kStagedRows = true;  // routed rows and norm weight are copied to shared memory first
+    static constexpr int kIssueAhead = 0;  // weight stages issued before the row loads
+    static constexpr bool kNoPrefetch = false;  // no tensor-map prefetch
+    static constexpr int kStaggerUnits = 0;  // the cold fill pauses before this unit (0: never)
+    static constexpr int kLatentCols = 512;  // columns of routed and y
+    static constexpr int kRowVectors = 64;  // 16-byte vectors of a row
+    static constexpr int kVectorsPerLane = 2;  // vectors that a lane owns at most
+    static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
+    static constexpr int kARingOffset = 3072;  // byte offset of the weight stages
+    static constexpr int kBRingOffset = 183296;  // byte offset of the token stages
+    static constexpr int kStagingOffset = 3072;  // byte offset of the staged output rows, over the drained ring
+    static constexpr int kResidentBOffset = 194560;  // byte offset of the resident y chunks
+    static constexpr int kStagedRowsOffset = 195584;  // byte offset of the staged routed rows
+    static constexpr int kNormWeightOffset = 203776;  // byte offset of the staged norm weight
+    static constexpr int kStageFullOffset = 0;  // byte offset of stage_full
+    static constexpr int kStageEmptyOffset = 88;  // byte offset of stage_empty
+    static constexpr int kPartnerSumOffset = 176;  // byte offset of partner_sum
+    static constexpr int kRingDrainedOffset = 184;  // byte offset of ring_drained
+    static constexpr int kRowsIssuedOffset = 192;  // byte offset of rows_issued
+    static constexpr int kRowsArrivedOffset = 200;  // byte offset of rows_arrived
+    static constexpr int kYResidentOffset = 208;  // byte offset of y_resident
+    static constexpr int kRowsStagedOffset = 216;  // byte offset of rows_staged
 };
 
 // ---- shared by the decode programs: accumulators, the pair's sum, staged stores ----
@@ -210,7 +165,8 @@ __device__ __forceinline__ void store_staged(
         }
     }
 }
-// ---- RMSNorm of one row by one warp: the bits of y are defined, see the export's README ----
+
+// ---- RMSNorm of one row by one warp: the order of every sum below is part of the contract (the bits of y are) ----
 
 // A lane owns the 16-byte vectors lane + 32 v of a row.
 struct RowVectors {
@@ -318,6 +274,7 @@ __device__ __forceinline__ void store_row(
         }
     }
 }
+
 // A rank's share of K, in chunks: `down` from `first_down` on, then `up` from `first_up` on.
 struct Share {
     u32 first_down;
@@ -396,6 +353,7 @@ __device__ __forceinline__ void load_unit_weights(
         load_up_chunk(a, operands.up_map, tile_row, operands.up_col0, share.first_up + unit - share.down, full);
     }
 }
+
 // The routed rows and the norm weight, for the norm warps: (num_tokens + 1) rows of kLatentCols * 2 bytes.
 __device__ __forceinline__ void load_staged_rows(const Operands& operands, u32 smem) {
     constexpr u32 kRowBytes = Cfg::kLatentCols * 2;
@@ -407,6 +365,7 @@ __device__ __forceinline__ void load_staged_rows(const Operands& operands, u32 s
         bulk_load(smem + Cfg::kStagedRowsOffset + row * kRowBytes, source, kRowBytes, staged);
     }
 }
+
 // Weights run ahead of the tokens' boxes: they depend neither on an earlier launch nor on the norm. `weights` is the
 // next unit to load them for.
 struct Loads {
@@ -506,6 +465,7 @@ __device__ __forceinline__ void multiply_and_store(
         staging, at.thread, operands.out, operands.out_pitch, tile_row, Cfg::kOutCols,
         final_tokens(rank, operands.num_tokens));
 }
+
 // ---- norm warps ----
 
 // One row, or the norm weight, from its staged copy: a single partial, already bf16.
@@ -530,6 +490,7 @@ __device__ __forceinline__ RowVectors load_row(const Operands& operands, u32 row
 __device__ __forceinline__ RowVectors load_weights(const Operands& operands, u32 lane, u32 smem) {
     return load_staged(Cfg::kNormWeightOffset, lane, smem);
 }
+
 // Rows past num_tokens, and columns past a ragged slice, must be zeros.
 __device__ __forceinline__ void clear_resident(const Share& share, u32 norm_thread, u32 smem) {
     const u32 bytes = share.up * Cfg::kChunkBBytes;
@@ -588,6 +549,7 @@ __device__ __forceinline__ void normalise(
         mbarrier_arrive(smem + Cfg::kYResidentOffset);
     }
 }
+
 __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 smem) {
     if (threadIdx.x == Cfg::kProducerWarp * 32) {
         if constexpr (!Cfg::kNoPrefetch) {
