@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from cakegen.errors import PlanError
 
+INT32_MAX = 2**31 - 1
+"""Largest launch parameter and tensor-map coordinate: both are signed 32-bit (CUDA Driver API, cuTensorMapEncodeTiled;
+PTX ISA 9.1, cp.async.bulk.tensor)."""
+
 
 @dataclass(frozen=True)
 class Part:

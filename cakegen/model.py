@@ -7,7 +7,6 @@ and a registry can hold a model as a literal. Sizes in bytes end in `_bytes`; K 
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -45,10 +44,46 @@ class ModelDims:
 
 @dataclass(frozen=True)
 class DecodeRules:
-    """Tile choices and thresholds of the decode planner (T <= max_tokens); planner.md names their origin.
+    """Tile choices and thresholds of the decode planner.
 
-    A ring stage holds `chunks_per_stage` K chunks of a weight tile (block_m x block_k bf16) and of the tokens
-    (n_pad x block_k bf16).
+    A ring stage holds one or two K chunks of a weight tile (`[block_m, block_k]` bf16) and of the tokens
+    (`[n_pad, block_k]` bf16).
+
+    Parameters
+    ----------
+    max_tokens
+        Largest T of decode; more is prefill.
+    n_pads
+        Token tiles, rising; a request takes the first that holds it.
+    block_m, block_k
+        Weight rows and columns of a chunk; a shared tile is `block_m / 2` gate rows and their up rows.
+    max_stages
+        Most stages of the ring, which takes what shared memory leaves.
+    barrier_bytes, flag_bytes, single_landing_bytes
+        Reserved in front of the ring: mbarriers, other words, and the landing zone of a CTA without a partner.
+    depth2_min_stages_single, depth2_min_stages_pair
+        The front loads two chunks a stage where the ring then keeps so many stages (one CTA a tile, or a pair).
+    alias_n_pad, alias_min_chunks
+        From this token tile and so many chunks a CTA on, a pair's sums land in the drained ring.
+    staged_max_down_units
+        The tail stages routed rows in shared memory where a CTA has at most so many shared-down units.
+    staged_min_stages
+        Stages that the ring must keep beside staged rows.
+    staged_wide_n_pad
+        From this token tile on, the cold fill beside staged rows is staggered.
+    resident_tokens_staged, resident_tokens_long, resident_tokens_short
+        Largest T whose normalised rows stay in shared memory: with staged rows, with more down units than
+        `staged_max_down_units`, with fewer.
+    resident_min_stages
+        Stages that the ring must keep beside resident rows.
+    small_n_pad, small_min_stages_plain
+        Up to this token tile one stage is left free, but a ring without staged or resident rows keeps so many.
+    issue_ahead
+        Weight stages that are issued before the row loads, where a gate holds those back.
+    stagger_units
+        The unit before which a staggered fill pauses.
+    split_finalize_n_pad
+        From this token tile on, each CTA of a pair finishes half of the tokens (0: rank 0 finishes all).
     """
 
     max_tokens: int
@@ -59,13 +94,10 @@ class DecodeRules:
     barrier_bytes: int
     flag_bytes: int
     single_landing_bytes: int
-    # the front takes two chunks a stage when the ring keeps at least so many stages
     depth2_min_stages_single: int
     depth2_min_stages_pair: int
-    # the landing zone aliases the drained ring
     alias_n_pad: int
     alias_min_chunks: int
-    # the tail's fused norm
     staged_max_down_units: int
     staged_min_stages: int
     staged_wide_n_pad: int
@@ -77,23 +109,52 @@ class DecodeRules:
     small_min_stages_plain: int
     issue_ahead: int
     stagger_units: int
-    # from this n_pad on, each CTA of a pair finishes half of the tokens (0: rank 0 finishes all)
     split_finalize_n_pad: int
 
 
 @dataclass(frozen=True)
 class PrefillRules:
-    """Tile choices and thresholds of the SM100 prefill planner (T > decode's max_tokens)."""
+    """Tile choices and thresholds of the SM100 prefill planner (T > decode's max_tokens).
+
+    K is counted in chunks of `block_k` columns, costs and savings in K iterations of one pair.
+
+    Parameters
+    ----------
+    block_m, block_n, block_k
+        Rows of one CTA, columns of a pair's tile, columns of a chunk.
+    raster_m_tiles
+        Row tiles that share the weights while they are in L2.
+    front_epilogue_iters, front_min_saving_percent
+        The front's trailing tiles run as two K halves where that saves so much of the whole, with the epilogue counted
+        as so many iterations.
+    front_evict_first_pair_rows
+        Up to so many pair rows the weights are streamed evict-first.
+    narrow_block_n, narrow_stages, narrow_min_tp, narrow_tokens
+        The tail's narrow tiles and their ring: from this TP on, at exactly so many tokens.
+    default_stages
+        Ring stages of all others.
+    short_ring_stages, short_ring_max_tokens, short_ring_tp
+        The tail's shorter ring: at this TP, up to so many tokens.
+    stream_k_min_chunks, stream_k_min_ipc, stream_k_max_segments
+        The tail's trailing wave is cut from so many chunks on, into items of at least so many iterations, at most so
+        many of them to a tile.
+    stream_k_segment_cost, stream_k_min_saving
+        What a further segment of a tile costs, and what a cut must save.
+    stream_k_max_remainder_percent, stream_k_full_reuse
+        Below so many pair rows a group, a cut needs a full wave before it, and at most so much of one behind it.
+    fused_norm_min_down_chunks, fused_norm_rows_per_cta
+        The norm runs inside the GEMM where so many shared-down chunks hide it, at most so many rows a CTA.
+    norm_rows_per_cta
+        Rows of a CTA of the stand-alone norm, on every architecture.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     raster_m_tiles: int
-    # front
     front_epilogue_iters: int
     front_min_saving_percent: int
     front_evict_first_pair_rows: int
-    # tail instances
     narrow_block_n: int
     narrow_stages: int
     narrow_min_tp: int
@@ -102,7 +163,6 @@ class PrefillRules:
     short_ring_stages: int
     short_ring_max_tokens: int
     short_ring_tp: int
-    # stream-K
     stream_k_min_chunks: int
     stream_k_min_ipc: int
     stream_k_max_segments: int
@@ -110,7 +170,6 @@ class PrefillRules:
     stream_k_min_saving: int
     stream_k_max_remainder_percent: int
     stream_k_full_reuse: int
-    # fused norm
     fused_norm_min_down_chunks: int
     fused_norm_rows_per_cta: int
     norm_rows_per_cta: int
@@ -264,15 +323,11 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
             got = sorted(value) if isinstance(value, dict) else type(value).__name__
             raise RegistryError(f"{where}: needs exactly the fields {sorted(hints)}; got {got}")
         return kind(**{name: _convert(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
+    if typing.get_origin(kind) is tuple:
+        # every tuple of these records is `tuple[X, ...]`
         if not isinstance(value, (list, tuple)):
             raise RegistryError(f"{where}: needs a list; got {type(value).__name__}")
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_convert(args[0], item, where) for item in value)
-        return tuple(_convert(arg, item, where) for arg, item in zip(args, value, strict=True))
-    if origin in (typing.Union, types.UnionType):
-        return value
+        return tuple(_convert(typing.get_args(kind)[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and type(value) is not kind:

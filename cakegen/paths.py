@@ -9,7 +9,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 
 
-def data_root() -> Path:
+def shipped_root() -> Path:
     """The folder that holds `templates`, `exports` and `generated`."""
     packaged = _PACKAGE / "_data"
     return packaged if packaged.is_dir() else _PACKAGE.parent
@@ -22,14 +22,14 @@ def is_checkout() -> bool:
 
 def templates_root() -> Path:
     """Jinja templates."""
-    return data_root() / "templates"
+    return shipped_root() / "templates"
 
 
 def exports_root() -> Path:
     """One folder an export, each with its `export.toml`."""
-    return data_root() / "exports"
+    return shipped_root() / "exports"
 
 
 def generated_root() -> Path:
     """One folder an export, each written by `cakegen export`."""
-    return data_root() / "generated"
+    return shipped_root() / "generated"

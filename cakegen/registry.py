@@ -128,14 +128,21 @@ class Registry:
         try:
             return self.programs[self.kernels[key]]
         except KeyError:
-            raise RegistryError(f"{self.root}: no program for key {key!r}; `cakegen list` prints the keys") from None
+            listing = f"`cakegen list --export {self.export}`"
+            raise RegistryError(f"{self.root}: no program for key {key!r}; {listing} prints the keys") from None
 
     def constants(self, key: str) -> dict[str, int]:
         """Compile-line constants of a key (empty for most)."""
         return self.specializations.get(key, {})
 
     def read(self, file_name: str) -> str:
-        """Text of one generated source file."""
+        """Text of one generated source file.
+
+        Raises
+        ------
+        RegistryError
+            It can't be read.
+        """
         file = self.csrc / file_name
         try:
             return file.read_text(encoding="utf-8")
@@ -167,17 +174,17 @@ def _load(root: Path) -> Registry:
     if version != SCHEMA_VERSION:
         raise RegistryError(f"{file}: schema version {version!r}; this cakegen reads {SCHEMA_VERSION}. Export again.")
     try:
+        model = from_literal(Model, values["MODEL"])
+    except RegistryError as error:
+        raise RegistryError(f"{file}: damaged MODEL ({error}); export again") from None
+    try:
         programs = {name: _program(name, record) for name, record in values["MODULES"].items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise RegistryError(f"{file}: damaged MODULES ({type(error).__name__}: {error}); export again") from None
-    return Registry(
-        root=root,
-        export=values["EXPORT"],
-        model=from_literal(Model, values["MODEL"]),
-        programs=programs,
-        kernels=values["KERNELS"],
-        specializations=values["SPECIALIZATIONS"],
-    )
+        kernels = {str(key): programs[name].name for key, name in values["KERNELS"].items()}
+        specializations = {key: dict(constants) for key, constants in values["SPECIALIZATIONS"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        where = "MODULES, KERNELS or SPECIALIZATIONS"
+        raise RegistryError(f"{file}: damaged {where} ({type(error).__name__}: {error}); export again") from None
+    return Registry(root, values["EXPORT"], model, programs, kernels, specializations)
 
 
 def _literals(file: Path) -> dict[str, Any]:

@@ -36,6 +36,16 @@ def test_device_templates_do_hold_instructions() -> None:
     assert any(ASM.search(file.read_text()) for file in TEMPLATES)
 
 
+def test_every_device_function_is_used() -> None:
+    text = "".join(re.sub(r"//.*", "", file.read_text()) for file in TEMPLATES)
+    device = "".join(file.read_text() for file in TEMPLATES if file.relative_to(ROOT).parts[0] == "device")
+    functions = set(
+        re.findall(r"^__device__ (?:__forceinline__ )?[\w ]+?[ *&]+(\w+)(?:<[^>]*>)?\(", device, re.MULTILINE)
+    )
+    assert {"mbarrier_wait", "tma_load_3d", "wgmma_m64_k16"} <= functions
+    assert {name for name in functions if len(re.findall(rf"\b{name}\b", text)) == 1} == set()
+
+
 @pytest.mark.parametrize("file", TEMPLATES, ids=name_of)
 def test_template_includes_no_toolkit_header(file: Path) -> None:
     host = file.relative_to(ROOT).parts[0] == "host"

@@ -32,9 +32,9 @@ class Change:
 
 def compare_rows(before: Iterable[RowRecord], after: Iterable[RowRecord]) -> tuple[Change, ...]:
     """Changes by row, in the order of the later run; rows that only the earlier run has stand last."""
-    old = {record.row: record for record in before}
-    new = {record.row: record for record in after}
-    return tuple(_change(row, old.get(row), new.get(row)) for row in dict.fromkeys((*new, *old)))
+    earlier = {record.row: record for record in before}
+    later = {record.row: record for record in after}
+    return tuple(_change(row, earlier.get(row), later.get(row)) for row in dict.fromkeys((*later, *earlier)))
 
 
 def _change(row: Row, before: RowRecord | None, after: RowRecord | None) -> Change:

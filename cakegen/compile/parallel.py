@@ -38,6 +38,11 @@ def compile_many(
     -------
     list
         One outcome a request, in the order of `requests`.
+
+    Raises
+    ------
+    CompileError
+        Fewer than 1 worker; what the compiler refuses is an outcome.
     """
     count = workers if workers is not None else len(os.sched_getaffinity(0))
     if count < 1:

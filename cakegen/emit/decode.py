@@ -45,7 +45,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     constants = (
         *_thread_constants(form),
         *_tile_constants(model, form),
-        *(_tail_constants(model, form) if tail else _front_constants(model, form)),
+        *(_tail_constants(model, form) if tail else _front_constants(model, form, smem)),
         *_smem_constants(model, form, smem),
         *barrier_constants(barriers, model.decode.barrier_bytes, model.name),
     )
@@ -138,9 +138,7 @@ def _thread_constants(form: DecodeForm) -> tuple[Constant, ...]:
     return (
         Constant("kNumThreads", (producer + 1) * WARP_THREADS, "MMA warps, norm warps if fused, a producer warp"),
         Constant("kProducerWarp", producer, "index of the producer warp"),
-        Constant("kNormWarps", NORM_WARPS if form.fused_norm else 0, "warps that normalise rows"),
         Constant("kMmaBarrier", 1, "named barrier of the MMA warps"),
-        Constant("kNormBarrier", 2, "named barrier of the norm warps"),
         Constant("kClusterCtas", form.cluster_ctas, "CTAs that share a weight tile and split its K"),
         Constant("kGridCtas", form.grid_ctas, "CTAs of the launch"),
     )
@@ -155,20 +153,19 @@ def _tile_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
         Constant("kSplitFinalize", form.split_finalize, "each CTA of a pair finishes half of the tokens"),
         Constant("kFinalTokens", final_tokens(form.n_pad, form.split_finalize), "tokens that a CTA finishes"),
         Constant("kNumStages", form.num_stages, "ring stages"),
-        Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
         Constant("kChunkABytes", a_chunk_bytes(rules), "one K chunk of weights"),
         Constant("kChunkBBytes", b_chunk_bytes(rules, form.n_pad), "one K chunk of tokens"),
     )
 
 
-def _front_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
+def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
     dims = model.dims
     shares = unit_shares(form)
-    stage_bytes = form.chunks_per_stage * (a_chunk_bytes(model.decode) + b_chunk_bytes(model.decode, form.n_pad))
     return (
-        Constant("kStageABytes", form.chunks_per_stage * a_chunk_bytes(model.decode), "weights of a stage"),
-        Constant("kStageBBytes", form.chunks_per_stage * b_chunk_bytes(model.decode, form.n_pad), "tokens of a stage"),
-        Constant("kStageBytes", stage_bytes, "what stage_full expects"),
+        Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
+        Constant("kStageABytes", smem.a_stage_bytes, "weights of a stage"),
+        Constant("kStageBBytes", smem.b_stage_bytes, "tokens of a stage"),
+        Constant("kStageBytes", smem.a_stage_bytes + smem.b_stage_bytes, "what stage_full expects"),
         Constant("kRank0Units", shares[0].k1_count, "ring units of rank 0, from K chunk 0 on"),
         Constant("kRank1Units", _rank1(shares).k1_count, "ring units of rank 1"),
         Constant("kRouterTiles", form.router_tiles, "tiles of gate_weight"),
@@ -183,13 +180,12 @@ def _front_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
 
 def _tail_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
     shares = unit_shares(form)
-    constants = (
+    constants: tuple[Constant, ...] = (
         Constant("kRank0DownChunks", shares[0].k2_count, "shared-down chunks of rank 0"),
         Constant("kRank1DownChunks", _rank1(shares).k2_count, "shared-down chunks of rank 1"),
         Constant("kRank0UpChunks", shares[0].k1_count, "up chunks of rank 0"),
         Constant("kRank1UpChunks", _rank1(shares).k1_count, "up chunks of rank 1"),
-        Constant("kUpCols", form.k1_cols, "columns of this rank's latent slice"),
-        Constant("kUpRagged", form.k1_cols % model.decode.block_k != 0, "the slice ends inside its last chunk"),
+        Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last chunk"),
         Constant("kOutCols", form.out_cols, "columns of out"),
         Constant("kFusedNorm", form.fused_norm, "the launch normalises the routed rows itself"),
         Constant("kResidentB", form.resident_b, "y of the own up chunks stays in shared memory"),
@@ -198,7 +194,15 @@ def _tail_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
         Constant("kNoPrefetch", form.no_prefetch, "no tensor-map prefetch"),
         Constant("kStaggerUnits", form.stagger_units, "the cold fill pauses before this unit (0: never)"),
     )
-    return constants + _norm_constants(model) if form.fused_norm else constants
+    if not form.fused_norm:
+        return constants
+    if form.resident_b:
+        constants += (Constant("kUpCols", form.k1_cols, "columns of this rank's latent slice"),)
+    warps = (
+        Constant("kNormWarps", NORM_WARPS, "warps that normalise rows"),
+        Constant("kNormBarrier", 2, "named barrier of the norm warps"),
+    )
+    return constants + warps + _norm_constants(model)
 
 
 def _norm_constants(model: Model) -> tuple[Constant, ...]:
@@ -252,9 +256,7 @@ def _barriers(form: DecodeForm) -> tuple[tuple[str, int], ...]:
     return (*ring, *pair, *norm) if form.fused_norm else (*ring, *pair)
 
 
-def barrier_constants(
-    barriers: tuple[tuple[str, int], ...], reserved_bytes: int, where: str
-) -> tuple[Constant, ...]:
+def barrier_constants(barriers: tuple[tuple[str, int], ...], reserved_bytes: int, where: str) -> tuple[Constant, ...]:
     """Byte offsets of barriers that lie side by side from the start of shared memory.
 
     Raises
@@ -320,7 +322,7 @@ def _front_maps(model: Model, form: DecodeForm) -> tuple[TensorMapEntry, ...]:
 
 def _tail_maps(model: Model, form: DecodeForm) -> tuple[TensorMapEntry, ...]:
     rules = model.decode
-    up_view = "columns" if form.k1_cols % rules.block_k else "chunks"
+    up_view = "columns" if form.k1_ragged_cols else "chunks"
     maps = (
         ("shared_down_weight", "chunks", rules.block_m),
         ("up_weight", up_view, rules.block_m),

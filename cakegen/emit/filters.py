@@ -1,7 +1,8 @@
 """Leaf module: typed filters between Python values and C++ text. Imports only errors and jinja2's Undefined.
 
 A template may print nothing but the result of one of these filters (`environment.finalize` refuses the rest), so a
-float can't turn into an `int` literal, a name can't carry an operator, and a bool can't print as `True`.
+float can't turn into an `int` literal, a name can't carry an operator, and a bool can't print as `True`. Every filter
+raises `EmitError` for a value of another type, out of range, or of another spelling than its name says.
 """
 
 from __future__ import annotations

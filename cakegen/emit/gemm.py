@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from cakegen.arch import architecture
-from cakegen.emit.decode import MBARRIER_BYTES, WARP_THREADS, arguments, barrier_constants, template_of
+from cakegen.emit.decode import WARP_THREADS, arguments, barrier_constants, template_of
 from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import HopperPrefillRules, Model
 from cakegen.plan.records import GemmForm
+from cakegen.plan.smem import BF16_BYTES, STAGING_PAD_BYTES, SWIZZLE_PERIOD_BYTES
+from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
 from cakegen.registry import LaunchRecord, TensorMapEntry
 
-MMA_WARPS = 8
-PRODUCER_WARPS = 4
-PAIR_CTAS = 2
+WARPGROUP_WARPS = 4
+MMA_WARPS = MMA_WARPGROUPS * WARPGROUP_WARPS
+PRODUCER_WARPS = WARPGROUP_WARPS
 MMA_REGISTERS = 232
 PRODUCER_REGISTERS = 40
 """2 * 232 + 40 = 504 registers a thread of each warpgroup, as the launch gives: 3 * 168."""
-BF16_BYTES = 2
-SWIZZLE_PERIOD_BYTES = 1024
-STAGING_PITCH_BYTES = 64 * BF16_BYTES + 16
+STAGING_COLS = 64
 STAGING_ROWS = 16
+SLAB_BYTES = STAGING_ROWS * (STAGING_COLS * BF16_BYTES + STAGING_PAD_BYTES)
+"""Output rows that one warp stages at a time."""
 ARRIVAL_BYTES = 16
+ARRIVALS_OFFSET = SWIZZLE_PERIOD_BYTES - MMA_WARPGROUPS * ARRIVAL_BYTES
+"""A warpgroup's word of arrivals; all of them end the first kilobyte, which the barriers begin."""
 
 
 def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
@@ -29,17 +33,18 @@ def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
     Raises
     ------
     EmitError
-        No template, or shared memory over the limit.
+        No template, more shared memory than there is, or barriers over their bytes.
     """
     rules = model.prefill_sm90
     barriers = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
     smem_constants, total_bytes = _smem_constants(model, form)
+    _refuse_wide(model, form, total_bytes)
     tail = form.stage == "tail"
     constants = (
         *_pair_constants(rules, form),
         *(_tail_constants(model, form) if tail else _front_constants(model, form)),
         *smem_constants,
-        *barrier_constants(barriers, SWIZZLE_PERIOD_BYTES, model.name),
+        *barrier_constants(barriers, ARRIVALS_OFFSET, model.name),
     )
     return ProgramSpec(
         export=model.name,
@@ -63,7 +68,8 @@ def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
 
 def _summary(form: GemmForm) -> str:
     ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
-    return f"{form.stage} prefill GEMM: pair tiles of 256 x {form.block_n}, {form.num_stages} stages{ragged}"
+    tile = f"{PAIR_CTAS * form.block_m} x {form.block_n}"
+    return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{ragged}"
 
 
 def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant, ...]:
@@ -109,25 +115,29 @@ def _tail_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
 
 
 def _smem_constants(model: Model, form: GemmForm) -> tuple[tuple[Constant, ...], int]:
-    """Offsets: barriers and arrival words in the first 1024 bytes, the chaos seed's flag area, the ring, the slabs."""
-    rules = model.prefill_sm90
-    flags = SWIZZLE_PERIOD_BYTES
-    stage_bytes = (form.block_m + form.block_n) * rules.block_k * BF16_BYTES
-    arrivals = SWIZZLE_PERIOD_BYTES - 2 * ARRIVAL_BYTES
-    ring = flags + SWIZZLE_PERIOD_BYTES
-    staging = ring + form.num_stages * stage_bytes
-    total = staging + MMA_WARPS * STAGING_ROWS * STAGING_PITCH_BYTES
-    limit = architecture("sm_90a").max_dynamic_smem_bytes
-    if total > limit or 2 * form.num_stages * MBARRIER_BYTES > arrivals:
-        raise EmitError(
-            f"{model.name}: {form.stage} GEMM with {form.num_stages} stages of {stage_bytes} bytes needs {total} bytes "
-            f"of shared memory; sm_90a has {limit}. Lower prefill_sm90.num_stages."
-        )
+    """Offsets, and the bytes in all: barriers and arrival words, the flags (the chaos seed), the ring, the slabs."""
+    ring = 2 * SWIZZLE_PERIOD_BYTES
+    staging = ring + form.num_stages * _stage_bytes(model, form)
     return (
-        Constant("kArrivalsOffset", arrivals, "byte offset of the arrival words, 16 bytes a warpgroup"),
+        Constant("kArrivalsOffset", ARRIVALS_OFFSET, "byte offset of the arrival words, 16 bytes a warpgroup"),
         Constant("kStagesOffset", ring, "byte offset of the ring: tokens, then weights, a stage"),
         Constant("kStagingOffset", staging, "byte offset of the output slabs, 16 rows x 64 columns a warp"),
-    ), total
+    ), staging + MMA_WARPS * SLAB_BYTES
+
+
+def _stage_bytes(model: Model, form: GemmForm) -> int:
+    return (form.block_m + form.block_n) * model.prefill_sm90.block_k * BF16_BYTES
+
+
+def _refuse_wide(model: Model, form: GemmForm, total_bytes: int) -> None:
+    limit = architecture("sm_90a").max_dynamic_smem_bytes
+    stages = f"{form.num_stages} stages * {_stage_bytes(model, form)}"
+    if total_bytes > limit:
+        raise EmitError(
+            f"{model.name}: {form.stage} GEMM: 2 * {SWIZZLE_PERIOD_BYTES} bytes of barriers and flags + {stages} + "
+            f"{MMA_WARPS} warps * {SLAB_BYTES} of output = {total_bytes} bytes of shared memory; sm_90a has {limit}. "
+            "Lower prefill_sm90.num_stages."
+        )
 
 
 def _front_arguments() -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""The specification of one program: everything that its text depends on. Imports model records only.
+"""The specification of one program: everything that its text depends on. Imports the registry's records only.
 
 A program's name is a hash of its canonical specification, not of its text: a template edit renames nothing.
 """
@@ -34,7 +34,7 @@ class ProgramSpec:
     export
         Name of the export; prefixes every generated file.
     role
-        What the program does: `decode_front`, `decode_tail`, `tail_norm`.
+        What the program does: `decode_front`, `decode_tail`, `tail_norm`, `front_gemm`, `tail_gemm`.
     arch_family
         Family whose targets share the text (`sm90`).
     template

@@ -93,27 +93,26 @@ def reached_plans(model: Model) -> Iterator[Plan]:
         A plan does not fit.
     """
     for target in model.targets:
-        last = _last_token(model, architecture(target.arch).family)
+        counts = tuple(_token_counts(model, architecture(target.arch).family))
         for tp in target.tp_degrees:
             for sm_count in target.sm_counts:
-                yield from _plans(model, tp, last, DeviceFacts.nominal(target.arch, sm_count))
+                yield from _plans(model, tp, counts, DeviceFacts.nominal(target.arch, sm_count))
 
 
-def _plans(model: Model, tp: int, last: int, device: DeviceFacts) -> Iterator[Plan]:
-    for tokens in _token_counts(model, last):
+def _plans(model: Model, tp: int, counts: tuple[int, ...], device: DeviceFacts) -> Iterator[Plan]:
+    for tokens in counts:
         yield plan_route(model, stage="front", tp=tp, tokens=tokens, partials=1, device=device)
         for partials in _partial_counts(model.max_partials):
             yield plan_route(model, stage="tail", tp=tp, tokens=tokens, partials=partials, device=device)
 
 
-def _token_counts(model: Model, last: int) -> Iterator[int]:
+def _token_counts(model: Model, arch_family: str) -> Iterator[int]:
     """Every decode count, and both ends of each pair row of prefill: inside one, only the norm's grid depends on T."""
-    pair_tokens = 2 * model.prefill.block_m
+    last, first_prefill = _last_token(model, arch_family), model.decode.max_tokens + 1
+    pair_tokens = 2 * (model.prefill_sm90 if arch_family == "sm90" else model.prefill).block_m
     for tokens in range(1, last + 1):
-        if tokens <= model.decode.max_tokens or tokens % pair_tokens in (0, 1) or tokens == last:
+        if tokens <= first_prefill or tokens % pair_tokens in (0, 1) or tokens == last:
             yield tokens
-    if last > model.decode.max_tokens:
-        yield model.decode.max_tokens + 1
 
 
 def _partial_counts(most: int) -> tuple[int, ...]:

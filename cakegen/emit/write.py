@@ -103,9 +103,14 @@ def check_tree(root: Path, files: Mapping[str, str], command: str | None = None)
     lines += [f"  edited by hand   {name}" for name in difference.edited]
     lines += [f"  changed          {name}" for name in difference.changed]
     lines += [f"  missing          {name}" for name in difference.missing]
-    lines += [f"  stale            {name}" for name in difference.stale]
+    foreign = [name for name in difference.stale if _is_foreign(root / name)]
+    lines += [f"  stale            {name}" for name in difference.stale if name not in foreign]
+    lines += [f"  not generated    {name}" for name in foreign]
     remedy = command or f"cakegen export {root.name}"
-    lines.append(f"Run `{remedy}` to write it again; move hand edits into a template or the export first.")
+    first = "move hand edits into a template or the export"
+    if foreign:
+        first += ", and away what no export wrote,"
+    lines.append(f"Run `{remedy}` to write it again; {first} first.")
     raise SealError("\n".join(lines))
 
 
@@ -130,18 +135,18 @@ def write_tree(root: Path, files: Mapping[str, str]) -> TreeDifference:
             if difference.clean:
                 return difference
             _refuse_foreign(root, difference.stale)
-            _write_beside(_new(root), files)
+            _write_beside(_incoming(root), files)
             _swap(root)
     except OSError as error:
         raise EmitError(f"{root}: can't write the tree: {error.strerror} ({error.filename})") from error
     return difference
 
 
-def _new(root: Path) -> Path:
+def _incoming(root: Path) -> Path:
     return root.parent / f".{root.name}.new"
 
 
-def _old(root: Path) -> Path:
+def _outgoing(root: Path) -> Path:
     return root.parent / f".{root.name}.old"
 
 
@@ -163,8 +168,13 @@ def _files_below(root: Path) -> set[str]:
 def _refuse_foreign(root: Path, stale: tuple[str, ...]) -> None:
     for name in stale:
         path = root / name
-        if path.is_symlink() or not is_generated(path.read_bytes().decode("utf-8", "replace")):
+        if _is_foreign(path):
             raise EmitError(f"{path}: no export wrote this file, and writing the tree would drop it; move it away")
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is none that an export wrote."""
+    return path.is_symlink() or not is_generated(path.read_bytes().decode("utf-8", "replace"))
 
 
 def _write_beside(folder: Path, files: Mapping[str, str]) -> None:
@@ -191,13 +201,13 @@ def _sync_folder(folder: Path) -> None:
 def _swap(root: Path) -> None:
     """Put the new folder in place of the old one, and drop the old one."""
     if not root.exists():
-        os.rename(_new(root), root)
-    elif _exchange(_new(root), root):
-        shutil.rmtree(_new(root))
+        os.rename(_incoming(root), root)
+    elif _exchange(_incoming(root), root):
+        shutil.rmtree(_incoming(root))
     else:
-        os.rename(root, _old(root))
-        os.rename(_new(root), root)
-        shutil.rmtree(_old(root))
+        os.rename(root, _outgoing(root))
+        os.rename(_incoming(root), root)
+        shutil.rmtree(_outgoing(root))
     _sync_folder(root.parent)
 
 
@@ -212,8 +222,8 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _recover(root: Path) -> None:
     """Finish an interrupted swap, and drop what it left: the old folder moves only once the new one is whole."""
-    if _old(root).exists() and not root.exists():
-        os.rename(_new(root) if _new(root).exists() else _old(root), root)
-    for leftover in (_old(root), _new(root)):
+    if _outgoing(root).exists() and not root.exists():
+        os.rename(_incoming(root) if _incoming(root).exists() else _outgoing(root), root)
+    for leftover in (_outgoing(root), _incoming(root)):
         if leftover.exists():
             shutil.rmtree(leftover)

@@ -222,8 +222,8 @@ def refuse_misfit(form: DecodeForm, ring: Ring, model: Model, device: DeviceFact
     least = _MIN_STAGES.get(architecture(device.arch).family, 1)
     if form.num_stages < least:
         raise PlanError(
-            f"{where}: {form.num_stages} ring stages fit, at least {least} are needed: {ring.arithmetic}. Use a smaller"
-            " tile, fewer resident bytes, or a larger max_stages."
+            f"{where}: {form.num_stages} ring stages fit, at least {least} are needed: {ring.arithmetic}. Raise"
+            " decode.max_stages, drop the token tile from decode.n_pads, or reserve fewer bytes."
         )
     layout = decode_smem(form, model)
     assert layout.total_bytes <= device.max_dynamic_smem_bytes  # the ring took no more than was left
@@ -255,7 +255,7 @@ def _refuse_staging(where: str, form: DecodeForm, layout: DecodeSmem) -> None:
         raise PlanError(
             f"{where}: the epilogue needs {landing} landing + {layout.staging_bytes} output = {needed} bytes of the"
             f" drained ring, which has {layout.a_ring_bytes} + {layout.b_ring_bytes} = {ring_bytes} ({form.num_stages}"
-            " stages). Use more stages or a smaller n_pad."
+            " stages). Raise decode.max_stages, or drop the token tile from decode.n_pads."
         )
 
 

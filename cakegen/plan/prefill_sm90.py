@@ -10,7 +10,7 @@ Imports errors, arch, the model and the rest of `plan`; no torch, no pydantic, n
 
 from __future__ import annotations
 
-from cakegen.arch import architecture
+from cakegen.arch import INT32_MAX, architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, HopperPrefillRules, Model
 from cakegen.plan.gemm import Launches, gemm_parameters, m_tiles_of, parameter_rules, refuse_no_pair
@@ -19,10 +19,6 @@ from cakegen.plan.records import GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.plan.stream_k import plan_waves
-
-# Tensor-map coordinates and launch parameters are signed 32-bit (CUDA driver API, cuTensorMapEncodeTiled; PTX ISA 9.1,
-# cp.async.bulk.tensor).
-INT32_MAX = 2**31 - 1
 
 
 def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, device: DeviceFacts) -> Launches:
@@ -154,7 +150,9 @@ def _ring_rule(where: str, rules: HopperPrefillRules, device: DeviceFacts) -> Ru
     limit = device.max_dynamic_smem_bytes
     arithmetic = f"{rules.num_stages} stages * {stage} bytes = {rules.num_stages * stage} of {limit}"
     if rules.num_stages * stage > limit:
-        raise PlanError(f"{where}: the ring does not fit: {arithmetic}. Use at most {limit // stage} stages.")
+        raise PlanError(
+            f"{where}: the ring does not fit: {arithmetic}. Set prefill_sm90.num_stages to {limit // stage} at most."
+        )
     return Rule("num_stages", rules.num_stages, arithmetic)
 
 

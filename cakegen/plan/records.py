@@ -32,7 +32,7 @@ class DecodeForm:
     k1_chunks, k2_chunks
         front: chunks of hidden, and 0. tail: chunks of the latent slice (up), and of the shared-expert slice (down).
     k1_cols
-        Columns behind `k1_chunks`: `k1_chunks * block_k`, or less when the last chunk is partly out of bounds.
+        Columns behind `k1_chunks`: `k1_chunks * block_k`, or fewer where the last chunk is partly out of bounds.
     k1_ragged_cols
         Columns of that last chunk where it is partly out of bounds (0: every chunk is whole).
     fused_norm, resident_b, staged_rows
@@ -42,6 +42,7 @@ class DecodeForm:
         Weight stages issued before the row loads (0: no gate).
     no_prefetch, stagger_units, wide_wait
         No tensor-map prefetch; the fill pauses before this unit (0: never); only the epilogue waits for the cluster.
+        Programs of the family sm90 always wait there alone, so the last changes their key and nothing else.
     landing_alias
         The partner's sums land in the drained ring.
     split_finalize

@@ -70,11 +70,20 @@ def _refuse_unserved(model: Model, stage: str, tp: int, tokens: int, partials: i
         degrees = ", ".join(str(degree) for degree in target.tp_degrees)
         raise PlanError(f"{model.name} {stage}: TP {tp} is not exported for {device.arch}; it is for TP {degrees}")
     if not 1 <= tokens <= model.max_tokens:
-        raise PlanError(f"{model.name} {stage}: T = {tokens} is outside 1 … {model.max_tokens}")
+        raise PlanError(
+            f"{model.name} {stage}: T = {tokens} is outside 1 … {model.max_tokens}. Split the tokens into several"
+            " calls, or raise requests.max_tokens in the export."
+        )
     if not 1 <= partials <= model.max_partials:
-        raise PlanError(f"{model.name} {stage}: P = {partials} is outside 1 … {model.max_partials}")
+        raise PlanError(
+            f"{model.name} {stage}: P = {partials} is outside 1 … {model.max_partials}. Add partials up before the"
+            " call, or raise requests.max_partials in the export."
+        )
     if device.sm_count < 1 or device.max_dynamic_smem_bytes < 1:
-        raise PlanError(f"{device.arch}: a device with {device.sm_count} SMs and {device.max_dynamic_smem_bytes} bytes")
+        raise PlanError(
+            f"{device.arch}: device facts of {device.sm_count} SMs and {device.max_dynamic_smem_bytes} bytes of shared"
+            " memory a CTA; a launch needs at least 1 of each. Read them from the driver, or use DeviceFacts.nominal."
+        )
 
 
 def _plan_decode(

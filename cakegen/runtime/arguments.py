@@ -10,11 +10,12 @@ import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
 from cakegen.registry import Program, TensorMapEntry
 from cakegen.runtime import driver
 from cakegen.runtime.tensor_map import TensorMap, encode_tensor_map, view_matrix
-from cakegen.runtime.validate import I32_MAX, Operand
+from cakegen.runtime.validate import Operand
 
 _MAP_ALIGN = 64
 
@@ -89,8 +90,8 @@ def _view(entry: TensorMapEntry, operand: Operand) -> TensorMap:
 
 
 def _checked_i32(program: str, name: str, value: int) -> int:
-    if not 0 <= value <= I32_MAX:
-        raise LaunchError(f"{program}: parameter {name} must be 0 … 2^31 - 1 = {I32_MAX} (an i32); got {value}.")
+    if not 0 <= value <= INT32_MAX:
+        raise LaunchError(f"{program}: parameter {name} must be 0 … 2^31 - 1 = {INT32_MAX} (an i32); got {value}.")
     return value
 
 

@@ -67,7 +67,13 @@ class WaitRecord:
         return self._words[2] != 0
 
     def write_wait_limit(self, seconds: float) -> None:
-        """Set how long a wait may take before it gives up; holds for launches from now on."""
+        """Set how long a wait may take before it gives up; holds for launches from now on.
+
+        Raises
+        ------
+        LaunchError
+            Not above 0, or 1e9 seconds or more (a u64 of nanoseconds must hold a multiple of it).
+        """
         if not 0 < seconds < 1e9:
             raise LaunchError(f"wait limit must be between 0 and 1e9 seconds; got {seconds!r}")
         self._words[0] = int(seconds * _NS_PER_SECOND)

@@ -32,6 +32,11 @@ def reference_norm(routed: torch.Tensor, norm_weight: torch.Tensor, norm_eps: fl
     torch.Tensor
         `y [T, latent]` bf16.
 
+    Raises
+    ------
+    LaunchError
+        The width is no multiple of 8.
+
     Notes
     -----
     The partials are added in fp32 in ascending order and rounded once to bf16. A row is read as vectors of 8 elements;

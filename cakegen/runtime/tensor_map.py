@@ -9,10 +9,10 @@ import ctypes
 from dataclasses import dataclass
 
 from cakegen.errors import LaunchError
+from cakegen.plan.smem import BF16_BYTES
 from cakegen.registry import TensorMapEntry
 from cakegen.runtime import driver
 
-BF16_BYTES = 2
 MAX_BOX = 256
 MAX_DIM = 2**32
 MAX_STRIDE_BYTES = 2**40

@@ -1,21 +1,21 @@
 """Operands of the front and the tail: checked against the model, and reduced to addresses and pitches.
 
-Imports torch, errors and model. Asks no driver, so that it holds for CPU tensors (backend='reference') as well.
+Imports torch, errors, arch and model. Asks no driver, so that it holds for CPU tensors (backend='reference') as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import torch
 
+from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
 from cakegen.model import Model
 
 ALIGN_BYTES = 16
-I32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,14 @@ class Operand:
     partial_stride: int = 0
 
     @property
+    def matrix_elems(self) -> int:
+        """Elements of one matrix, from the first to behind the last."""
+        return (self.rows - 1) * self.pitch + self.cols
+
+    @property
     def span_elems(self) -> int:
-        """Elements from the first to behind the last."""
-        return (self.partials - 1) * self.partial_stride + (self.rows - 1) * self.pitch + self.cols
+        """Elements of all partials, from the first to behind the last."""
+        return (self.partials - 1) * self.partial_stride + self.matrix_elems
 
     @property
     def end(self) -> int:
@@ -160,13 +165,24 @@ class _Check:
         if operand.rows > 1 and operand.pitch * size % ALIGN_BYTES:
             todo = f"Its row pitch is {operand.pitch} * {size} bytes = {operand.pitch * size}; pad the rows or copy."
             self.refuse(name, tensor, f"of a row pitch that is a multiple of {ALIGN_BYTES} bytes", todo)
-        if operand.span_elems > I32_MAX or operand.partial_stride > I32_MAX:
-            todo = f"It spans {operand.span_elems} elements; split the call."
-            self.refuse(name, tensor, f"at most 2^31 - 1 = {I32_MAX} elements long (32-bit offsets)", todo)
+        # partials may lie further apart in all: programs multiply their number and stride in 64 bits
+        if operand.matrix_elems > INT32_MAX:
+            rows = f"{operand.rows - 1} rows * {operand.pitch} + {operand.cols} = {operand.matrix_elems}"
+            need = f"at most 2^31 - 1 = {INT32_MAX} elements long (32-bit offsets)"
+            self.refuse(name, tensor, need, f"It spans {rows} elements; split the call.")
+        if operand.partial_stride > INT32_MAX:
+            need = f"partials at most 2^31 - 1 = {INT32_MAX} elements apart (an i32 parameter)"
+            self.refuse(name, tensor, need, f"The partial stride is {operand.partial_stride}; copy them together.")
         self.operands[name] = operand
 
     def outputs_apart(self, outputs: Iterable[str]) -> None:
-        """Refuse an output that shares bytes with another operand."""
+        """Refuse an output that shares bytes with another operand.
+
+        Raises
+        ------
+        LaunchError
+            One does.
+        """
         seen = set()
         for name in outputs:
             seen.add(name)
@@ -275,11 +291,10 @@ def validate_tail(
     """
     dims = model.dims
     check = _Check("tail", routed.device)
-    if tp < 1 or dims.latent % tp or dims.shared_intermediate % tp:
-        raise LaunchError(
-            f"tail: tp must divide the latent width {dims.latent} and the shared-expert width "
-            f"{dims.shared_intermediate}; got {tp}."
-        )
+    for name, width in (("latent", dims.latent), ("shared-expert", dims.shared_intermediate)):
+        if tp < 1 or width % tp:
+            rest = f" ({width} = {width // tp} * {tp} + {width % tp})" if tp > 0 else ""
+            raise LaunchError(f"tail: tp must be at least 1 and divide the {name} width {width}; got {tp}{rest}.")
     if not 0 <= rank < tp:
         raise LaunchError(f"tail: rank must be 0 … {tp - 1} for tp {tp}; got {rank}.")
     check.partials("routed", routed, dims.latent)
@@ -294,7 +309,7 @@ def validate_tail(
     check.outputs_apart(("out", "y_workspace"))
     width = dims.latent_slice(tp)
     for name in ("up_weight", "y_workspace"):
-        check.operands[name] = _limited(check.operands[name], (rank + 1) * width)
+        check.operands[name] = replace(check.operands[name], column_limit=(rank + 1) * width)
     return Request(
         stage="tail",
         tp=tp,
@@ -307,8 +322,3 @@ def validate_tail(
         tensors=(routed, norm_weight, up_weight, shared_act, shared_down_weight, out, y_workspace),
         up_col0=rank * width,
     )
-
-
-def _limited(operand: Operand, columns: int) -> Operand:
-    fields = {**vars(operand), "column_limit": columns}
-    return Operand(**fields)

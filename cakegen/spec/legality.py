@@ -8,17 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from cakegen.arch import ARCHITECTURES, architecture
+from cakegen.arch import ARCHITECTURES, INT32_MAX, architecture
 from cakegen.errors import PlanError, SpecError
 from cakegen.model import DeviceFacts, Model, Target
 from cakegen.plan import plan_route
+from cakegen.plan.smem import BF16_BYTES
 
-BF16_BYTES = 2
 # CUDA driver API, cuTensorMapEncodeTiled: global strides are multiples of 16 bytes.
 TMA_ALIGN_BYTES = 16
-# half a shared tile: 64 gate rows beside their 64 up rows
-SHARED_TILE_ROWS = 64
-INT32_MAX = 2**31 - 1
 
 
 def check_model(model: Model) -> None:
@@ -82,7 +79,10 @@ def _check_tokens(model: Model) -> None:
             f"requests.max_tokens = {model.max_tokens} is below decode.max_tokens = {rules.max_tokens}; "
             "raise the first or lower the second"
         )
-    widest = max(model.dims.hidden, model.dims.latent)
+    dims = model.dims
+    least_tp = min(tp for target in model.targets for tp in target.tp_degrees)
+    # the row operands of both stages: x and out; latent, routed and y; logits; shared_act
+    widest = max(dims.hidden, dims.latent, dims.experts, dims.i_local(least_tp))
     if model.max_tokens * widest > INT32_MAX:
         raise SpecError(
             f"requests.max_tokens: {model.max_tokens} tokens * {widest} columns = {model.max_tokens * widest}; "
@@ -116,11 +116,12 @@ def _check_slices(model: Model, tp: int) -> None:
                 f"map needs rows that are multiples of {TMA_ALIGN_BYTES} bytes ({TMA_ALIGN_BYTES // BF16_BYTES} "
                 "columns). Drop the degree"
             )
-    i_local = model.dims.i_local(tp)
-    if i_local % SHARED_TILE_ROWS:
+    i_local, half_tile = model.dims.i_local(tp), model.decode.block_m // 2
+    if i_local % half_tile:
         raise SpecError(
-            f"targets: TP {tp} leaves {i_local} shared-expert columns a rank, which is not a multiple of "
-            f"{SHARED_TILE_ROWS} (a shared tile is {SHARED_TILE_ROWS} gate rows and their up rows); drop the degree"
+            f"targets: TP {tp} leaves {i_local} shared-expert columns a rank, which is not a multiple of {half_tile} "
+            f"({i_local} = {i_local // half_tile} * {half_tile} + {i_local % half_tile}; a shared tile is {half_tile} "
+            "gate rows and their up rows); drop the degree"
         )
 
 

@@ -76,7 +76,9 @@ class DecodeSection(Section):
     block_k: ChunkWidth
     max_stages: Stages
     barrier_bytes: Annotated[int, Field(ge=1024, le=8192, multiple_of=1024)]
-    flag_bytes: Annotated[int, Field(ge=0, le=8192, multiple_of=1024)]
+    flag_bytes: Annotated[
+        int, Field(ge=1024, le=8192, multiple_of=1024, description="a chaos build keeps its seed there")
+    ]
     single_landing_bytes: Annotated[int, Field(ge=0, le=65536, multiple_of=1024)]
     depth2_min_stages_single: Stages
     depth2_min_stages_pair: Stages

@@ -42,11 +42,6 @@ __device__ __forceinline__ u32 smem_base() {
     return static_cast<u32>(address);
 }
 
-// PTX ISA 9.7.13.1, bar.sync: threads of whole warps, `threads` a multiple of 32. Barrier 0 is __syncthreads.
-__device__ __forceinline__ void named_barrier_sync(u32 barrier, u32 threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // PTX ISA 9.7.13.2, bar.warp.sync of a whole warp.
 __device__ __forceinline__ void warp_sync() {
     asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
@@ -94,9 +89,15 @@ __device__ __forceinline__ void chaos_point(u32 site) {
     hash = (hash ^ (hash >> 15)) * 0x846CA68Bu;
     hash ^= hash >> 16;
     if (hash & 1) {
-        asm volatile("nanosleep.u32 %0;" ::"r"((hash >> 1) & 2047));  // PTX ISA 9.7.19.1
+        asm volatile("nanosleep.u32 %0;" ::"r"((hash >> 1) & 2047));  // PTX ISA 9.7.19.2
     }
 #endif
+}
+
+// PTX ISA 9.7.13.1, bar.sync: threads of whole warps, `threads` a multiple of 32. Barrier 0 is __syncthreads.
+__device__ __forceinline__ void named_barrier_sync(u32 barrier, u32 threads) {
+    chaos_point(barrier);
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // ---- bounded waits: a stuck wait writes what it waited for, then traps ----

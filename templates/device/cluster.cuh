@@ -1,4 +1,4 @@
-// ---- clusters and distributed shared memory: PTX ISA 9.7.13.2 and .3, 9.7.9.22 mapa, 9.7.9.12 st.async ----
+// ---- clusters: PTX ISA 9.7.13.3 barrier.cluster, 9.7.9.23 mapa, 9.7.9.12 st.async ----
 
 namespace cake {
 
@@ -14,6 +14,7 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 
 __device__ __forceinline__ void cluster_wait() {
+    chaos_point(19);
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 

@@ -23,10 +23,6 @@ __device__ __forceinline__ void st_global_v2_f32(void* address, float x, float y
     asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(address), "f"(x), "f"(y) : "memory");
 }
 
-__device__ __forceinline__ void st_global_f32(void* address, float x) {
-    asm volatile("st.global.f32 [%0], %1;" ::"l"(address), "f"(x) : "memory");
-}
-
 __device__ __forceinline__ Vec4 ld_shared_v4(u32 address) {
     Vec4 value;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -103,7 +103,8 @@ def test_probe_launches_one_cta_an_sm_on_the_current_stream(fake: FakeDriver) ->
 
 
 def test_floor_launches_the_same_kernel_with_no_box(fake: FakeDriver) -> None:
-    StreamProbe(0).floor(torch.empty(128, 512, dtype=torch.bfloat16)).call()
+    arm = StreamProbe(0).floor(torch.empty(128, 512, dtype=torch.bfloat16))  # holds what the pointers lead to
+    arm.call()
     (launched,) = fake.launches
     table = (ctypes.c_void_p * 10).from_address(launched.pointers)
     values = [ctypes.c_int32.from_address(address or 0).value for address in table[4:]]

@@ -53,6 +53,37 @@ def test_check_reports_hand_edit_and_writes_nothing(trees: Path, tmp_path: Path)
     assert edited.read_bytes() == before
 
 
+def test_check_reports_an_edited_template(trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = tmp_path / "templates"
+    shutil.copytree(paths.templates_root(), templates)
+    edited = templates / "kernels" / "sm90" / "tail_norm.cu"
+    edited.write_text(edited.read_text() + "// one more line\n")
+    monkeypatch.setattr(paths, "templates_root", lambda: templates)
+    before = {path: path.read_bytes() for path in trees.rglob("*") if path.is_file()}
+    result = run("export", TINY, "--check", "--dest", trees)
+    assert result.exit_code == 1
+    norms = [name for name, program in load_registry(trees / TINY).programs.items() if program.role == "tail_norm"]
+    for name in norms:
+        assert f"  changed          csrc/cake_{TINY}/{name}_kernel.cu" in result.stderr
+    assert f"{len(norms) + 1} changed" in result.stderr, "the norms and the registry, which holds their digests"
+    assert f"`cakegen export {TINY} --dest {trees}`" in result.stderr
+    assert {path: path.read_bytes() for path in trees.rglob("*") if path.is_file()} == before
+
+
+def test_check_reports_a_stale_file_and_export_drops_it(trees: Path, tmp_path: Path) -> None:
+    shutil.copytree(trees / TINY, tmp_path / TINY)
+    kept = next((tmp_path / TINY).rglob("*_kernel.cu"))
+    stale = kept.with_name(f"cake_{TINY}_{'0' * 20}_kernel.cu")
+    shutil.copy(kept, stale)
+    result = run("export", TINY, "--check", "--dest", tmp_path)
+    assert result.exit_code == 1
+    assert "0 changed" in result.stderr
+    assert f"  stale            {stale.relative_to(tmp_path / TINY).as_posix()}" in result.stderr
+    assert f"`cakegen export {TINY} --dest {tmp_path}`" in result.stderr
+    assert run("export", TINY, "--dest", tmp_path).exit_code == 0
+    assert not stale.exists()
+
+
 def test_check_of_all_reports_every_tree(tmp_path: Path) -> None:
     result = run("export", "--check", "--dest", tmp_path)
     assert result.exit_code == 1

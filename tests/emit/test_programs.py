@@ -36,6 +36,20 @@ def test_gemm_is_launched_programmatically_and_the_norm_before_it_is_not(registr
     assert {programmatic for role, programmatic in launches if role == "tail_norm"} == {False}
 
 
+def test_every_constant_is_read(registry: Registry) -> None:
+    """By the kernel, by its binding, or by the template that wrote the text; what nothing reads only misleads."""
+    templates = "".join(file.read_text() for file in paths.templates_root().rglob("*.cu*"))
+    structural = set(re.findall(r'spec\.value\("(\w+)"\)', templates))
+    for program, text in kernels(registry):
+        code = re.sub(r"//.*", "", text + registry.read(program.binding_source))
+        constants = re.findall(r"static constexpr \w+ (k\w+) =", code)
+        assert constants
+        unread = {name for name in constants if len(re.findall(rf"\b{name}\b", code)) == 1}
+        # a program names itself also where it waits for nothing
+        unread -= {"kProgramId"}
+        assert unread <= structural, f"{program.name} ({program.role}): {sorted(unread - structural)}"
+
+
 def test_program_names_itself_in_the_wait_record(registry: Registry) -> None:
     for program, text in kernels(registry):
         digest = program.name.rsplit("_", 1)[-1]

@@ -261,3 +261,15 @@ def test_digests_of_different_records_differ() -> None:
     ]
     digests = [index.closure_digest(arch, closure, flags) for arch, closure, flags in records]
     assert len(set(digests)) == len(digests)
+
+
+def test_tree_does_not_depend_on_the_order_of_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates are found by their names alone: nothing that a file system lists in an order of its own is asked."""
+    expected = render_tree(small_model(), "tiny_latent_moe")
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError(f"a folder was listed: {arguments}")
+
+    for name in ("listdir", "scandir", "walk"):
+        monkeypatch.setattr(os, name, refuse)
+    assert render_tree(small_model(), "tiny_latent_moe") == expected

@@ -159,6 +159,17 @@ def test_check_names_each_difference_and_the_command(tmp_path: Path) -> None:
     assert "`cakegen export tiny`" in lines[-1]
 
 
+def test_check_tells_a_file_that_no_export_wrote_from_a_stale_one(tmp_path: Path) -> None:
+    root = tmp_path / "tiny"
+    write_tree(root, OLD)
+    (root / "notes.txt").write_text("mine\n")
+    with pytest.raises(SealError) as caught:
+        check_tree(root, NEW)
+    lines = str(caught.value).splitlines()
+    assert [line.split() for line in lines[-3:-1]] == [["stale", "sub/gone.cu"], ["not", "generated", "notes.txt"]]
+    assert lines[-1].endswith("and away what no export wrote, first.")
+
+
 def test_check_passes_on_what_was_written(tmp_path: Path) -> None:
     write_tree(tmp_path / "tiny", NEW)
     assert check_tree(tmp_path / "tiny", NEW).summary == "0 changed, 3 same, 0 stale"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_cases import (
+    BF16_TOLERANCE,
     Case,
     Checks,
     FrontCase,
@@ -193,6 +194,31 @@ def test_rows_up_to_32_bit_offsets_match(
     record_property("cases", checks.settle())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [24, 300])
+def test_partials_that_span_more_than_32_bits_match(
+    prefill_moe: LatentMoe,
+    prefill_weights: Weights,
+    partials: GuardedPartials,
+    tokens: int,
+    device: torch.device,
+    record_property: Record,
+) -> None:
+    """Three partials 2^30 elements apart: the last begins at element 2^31, byte 2^32."""
+    latent, stride = prefill_moe.model.dims.latent, 2**30
+    case = TailCase(prefill_moe, prefill_weights, 8, 3, 3, partials)
+    torch.cuda.empty_cache()
+    memory = torch.empty(2 * stride + tokens * latent, dtype=torch.bfloat16, device=device)
+    routed = memory.as_strided((3, tokens, latent), (stride, latent, 1))
+    routed.copy_(case.routed[:, :tokens])
+    checks = Checks()
+    y, out = case.expected(slice(tokens))
+    values = run_twice(checks, case, case.prepare(tokens, routed=routed), tokens, f"T {tokens}")
+    checks.equal(f"T {tokens} y", values[0], y)
+    checks.close(f"T {tokens} out", values[1], out, BF16_TOLERANCE)
+    record_property("cases", checks.settle())
+
+
 @pytest.fixture(autouse=True)
 def returned_memory() -> Iterator[None]:
     """Give large blocks back: the next test may need them in another shape."""
@@ -208,5 +234,5 @@ def test_operands_beyond_32_bit_offsets_are_refused(warm_prefill: dict[str, Late
     x = torch.empty(tokens, dims.hidden, dtype=torch.bfloat16, device=device)
     span = tokens * dims.hidden
     few = torch.empty(2 * dims.i_local(8), dims.hidden, dtype=torch.bfloat16, device=device)
-    with pytest.raises(LaunchError, match=rf"x must be at most 2\^31 - 1 .*It spans {span} elements; split the call"):
+    with pytest.raises(LaunchError, match=rf"x must be at most 2\^31 - 1 .*It spans .* = {span} elements; split"):
         moe.prepare_front(x, few, few, few, few, few, few)

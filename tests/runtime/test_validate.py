@@ -121,8 +121,8 @@ def test_tail_refuses(name: str, change: Change, message: str) -> None:
 @pytest.mark.parametrize(
     ("tp", "rank", "message"),
     [
-        (3, 0, "tp must divide .*512 .*1024; got 3"),
-        (0, 0, "got 0"),
+        (3, 0, r"tp must .*divide the latent width 512; got 3 \(512 = 170 \* 3 \+ 2\)"),
+        (0, 0, r"tp must be at least 1 .*got 0\."),
         (4, 4, "rank must be 0 … 3 for tp 4; got 4"),
         (4, -1, "-1"),
     ],
@@ -145,22 +145,37 @@ def test_tail_honours_pitch_and_partial_stride() -> None:
 
 def test_operand_behind_32_bit_offsets_is_refused() -> None:
     operands = front_operands(MODEL, 2, 2)
-    operands["x"] = _huge_pitch()
-    with pytest.raises(LaunchError, match=r"x must be at most 2\^31 - 1 = 2147483647 elements long"):
+    operands["x"] = _apart(torch.empty(2, 512, dtype=BF16), (2**31, 1))
+    rows = r"1 rows \* 2147483648 \+ 512 = 2147484160"
+    with pytest.raises(LaunchError, match=rf"x must be at most 2\^31 - 1 = 2147483647 elements long.*{rows}"):
         validate_front(MODEL, **operands)
 
 
-class _HugePitch(FakeTensor):
-    """Claims a row pitch that no test could allocate."""
+def test_partials_may_span_more_than_32_bits_but_no_two_may_be_so_far_apart() -> None:
+    """Programs multiply a partial's number by the stride in 64 bits; the stride itself is an i32 parameter."""
+    operands = tail_operands(MODEL, 4, 5)
+    far = 2**31 - 8
+    operands["routed"] = _apart(torch.empty(3, 5, 512, dtype=BF16), (far, 512, 1))
+    routed = validate_tail(MODEL, **operands, tp=4, rank=0).operands["routed"]
+    assert (routed.partial_stride, routed.span_elems) == (far, 2 * far + 5 * 512)
+    operands["routed"] = _apart(torch.empty(2, 5, 512, dtype=BF16), (2**31, 512, 1))
+    with pytest.raises(LaunchError, match=r"routed must be partials at most .* apart .* partial stride is 2147483648"):
+        validate_tail(MODEL, **operands, tp=4, rank=0)
+
+
+class _Apart(FakeTensor):
+    """Claims strides that no test could allocate."""
+
+    strides: tuple[int, ...]
 
     def stride(self, axis: int | None = None) -> Any:
-        return (2**31, 1) if axis is None else (2**31, 1)[axis]
+        return self.strides if axis is None else self.strides[axis]
 
 
-def _huge_pitch() -> Any:
-    tensor = _HugePitch(torch.empty(2, 512, dtype=BF16))
-    tensor.device = torch.device("cpu")
-    return tensor
+def _apart(tensor: torch.Tensor, strides: tuple[int, ...]) -> Any:
+    claimed = _Apart(tensor)
+    claimed.device, claimed.strides = torch.device("cpu"), strides
+    return claimed
 
 
 def test_output_that_overlaps_an_operand_is_refused() -> None:

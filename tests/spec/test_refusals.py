@@ -86,7 +86,7 @@ EDITS = {
     "indivisible TP": ("[1, 2, 4, 8, 16]", "[1, 3]", ["TP 3 does not divide model.latent = 512", "512 = 170 * 3 + 2"]),
     "TP twice": ("[1, 2, 4, 8, 16]", "[1, 1]", ["tp_degrees: 1 follows 1"]),
     "no TP": ("[1, 2, 4, 8, 16]", "[]", ["targets.0.tp_degrees = []"]),
-    "shared tile": ("[1, 2, 4, 8, 16]", "[32]", ["TP 32 leaves 32 shared-expert columns", "multiple of 64"]),
+    "shared tile": ("[1, 2, 4, 8, 16]", "[32]", ["TP 32 leaves 32 shared-expert columns", "32 = 0 * 64 + 32"]),
     "no SM": ("sm_counts = [3, 6, 78, 114, 132]", "sm_counts = [0]", ["targets.0.sm_counts.0 = 0"]),
     "kernel twice": ('name = "tail_norm"', 'name = "decode"', ["decode for sm90: declared twice"]),
     "kernel's family": (
@@ -103,10 +103,21 @@ EDITS = {
     "deep GEMM ring": (
         "num_stages = 4",
         "num_stages = 5",
-        ["front, TP 1, 129 tokens", "sm_90a with 3 SMs", "5 stages * 49152 bytes = 245760 of 232448"],
+        [
+            "front, TP 1, 129 tokens",
+            "sm_90a with 3 SMs",
+            "5 stages * 49152 bytes = 245760 of 232448",
+            "Set prefill_sm90.num_stages to 4 at most",
+        ],
     ),
     "no saving": ("stream_k_min_saving = 1\n", "stream_k_min_saving = 0\n", ["prefill_sm90.stream_k_min_saving = 0"]),
     "reserve": ("barrier_bytes = 1024", "barrier_bytes = 1000", ["decode.barrier_bytes = 1000", "multiple of 1024"]),
+    "no flags": (
+        "flag_bytes = 1024",
+        "flag_bytes = 0",
+        ["decode.flag_bytes = 0", "keeps its seed there"],
+    ),
+    "wide logits": ("experts = 384", "experts = 131072", ["16384 tokens * 131072 columns = 2147483648", "2147483647"]),
     "name": ('name = "tiny_latent_moe"', 'name = "Tiny MoE"', ["name = 'Tiny MoE'"]),
     "not TOML": ("[decode]", "[decode", ["not a TOML file", "line"]),
 }
@@ -144,6 +155,7 @@ def test_ring_that_can_not_hold_the_outputs_is_refused_by_the_planner(tmp_path: 
     assert "front, TP 1, 65 tokens" in message
     assert "sm_90a with 3 SMs" in message
     assert str(128 * (128 * 4 + 16)) in message, "the bytes of the output tile"
+    assert "Raise decode.max_stages" in message
 
 
 def test_sm_count_without_a_plan_is_refused(tmp_path: Path) -> None:

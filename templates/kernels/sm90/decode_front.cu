@@ -47,7 +47,8 @@ __device__ __forceinline__ void load_weights(
     }
 }
 
-// One lane streams this CTA's units. Weights do not depend on an earlier launch, tokens do.
+// One lane streams this CTA's units, weights and tokens in one loop. Only the tokens depend on an earlier launch, but
+// both wait for it: the launch is an ordinary one, in which the wait costs nothing.
 __device__ __forceinline__ void produce(
     const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
     const Tile& tile, u32 rank, u32 smem, const Watch& watch) {

@@ -354,6 +354,7 @@ __device__ __forceinline__ void normalise(
         }
         issued = true;
         const float scale = reciprocal_norm(rounded);
+        chaos_point(row);
         store_resident(operands, share, row, rounded, weights, scale, lane, smem);
         if (row % Cfg::kGridCtas == blockIdx.x) {
             store_row(operands.y + static_cast<u64>(row) * operands.y_pitch, rounded, weights, scale, lane);
@@ -385,7 +386,9 @@ __device__ __forceinline__ void normalise(
         }
         issued = true;
         u16* y = operands.y + static_cast<u64>(row) * operands.y_pitch;
-        store_row(y, rounded, weights, reciprocal_norm(rounded), lane);
+        const float scale = reciprocal_norm(rounded);
+        chaos_point(row);
+        store_row(y, rounded, weights, scale, lane);
     }
     if (!issued && lane == 0) {
         mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);

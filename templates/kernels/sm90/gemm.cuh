@@ -152,15 +152,29 @@ __device__ __forceinline__ float* partial_slot(
     return partials + slot * (64 * Cfg::kBlockN) + at.thread * 4;
 }
 
-// The end of a segment of a cut tile: hands its sums over, and on the last arrival adds all segments in their order.
-// False: another CTA finishes the tile. Nobody waits. The counter returns to 0 for the next launch.
-__device__ __forceinline__ bool finish_segments(
-    Accumulators& acc, const Work& work, const Split& split, float* partials, u32* counters, u32 rank,
-    const Fragment& at, u32 smem) {
-    constexpr u32 kQuads = Cfg::kBlockN / 8;
-    float* own = partial_slot(partials, split, work.cut, work.segment, rank, at);
+// One word from thread 0 to its warpgroup. The second barrier keeps the next word from overtaking a slow reader.
+__device__ __forceinline__ u32 broadcast_word(u32 word, const Fragment& at, u32 smem) {
+    const u32 slot = smem + Cfg::kArrivalsOffset + at.group * 16;
+    if (at.thread == 0) {
+        st_shared_v4(slot, Vec4{word, 0, 0, 0});
+    }
+    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
+    const u32 received = ld_shared_v4(slot).x;
+    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
+    return received;
+}
+
+// Whether this warpgroup is the last of its tile's segments. If not, it has left its sums in memory. Nobody waits:
+// whoever finds all others done keeps its own sums in registers.
+__device__ __forceinline__ bool arrives_last(
+    const Accumulators& acc, const Work& work, float* own, u32* counter, const Fragment& at, u32 smem) {
+    const u32 others = work.num_segments - 1;
+    u32 arrivals = broadcast_word(at.thread == 0 ? ld_acquire_gpu(counter) : 0, at, smem);
+    if (arrivals == others) {
+        return true;
+    }
 #pragma unroll
-    for (u32 q = 0; q < kQuads; ++q) {
+    for (u32 q = 0; q < Cfg::kBlockN / 8; ++q) {
         const Vec4 quad{
             float_to_bits(acc[4 * q]), float_to_bits(acc[4 * q + 1]),
             float_to_bits(acc[4 * q + 2]), float_to_bits(acc[4 * q + 3])};
@@ -168,37 +182,66 @@ __device__ __forceinline__ bool finish_segments(
     }
     // All sums of the warpgroup happen before its one arrival (PTX ISA 8.8, causality order through the barrier).
     named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
-    const u32 arrivals = smem + Cfg::kArrivalsOffset + at.group * 16;
-    if (at.thread == 0) {
-        u32* counter = counters + (work.cut * 2 + rank) * 2 + at.group;
-        const u32 before = atomic_add_acq_rel_gpu(counter, 1);
-        if (before == work.num_segments - 1) {
-            st_relaxed_gpu(counter, 0);
-        }
-        st_shared_v4(arrivals, Vec4{before, 0, 0, 0});
+    arrivals = broadcast_word(at.thread == 0 ? atomic_add_acq_rel_gpu(counter, 1) : 0, at, smem);
+    return arrivals == others;
+}
+
+// Adds one segment's sums from memory.
+__device__ __forceinline__ void add_partial(Accumulators& acc, const float* source) {
+#pragma unroll
+    for (u32 q = 0; q < Cfg::kBlockN / 8; ++q) {
+        const Vec4 quad = ld_global_v4(source + q * 512);
+        acc[4 * q] += bits_to_float(quad.x);
+        acc[4 * q + 1] += bits_to_float(quad.y);
+        acc[4 * q + 2] += bits_to_float(quad.z);
+        acc[4 * q + 3] += bits_to_float(quad.w);
     }
-    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
-    const bool last = ld_shared_v4(arrivals).x == work.num_segments - 1;
-    // The word is read by all before the next segment writes it.
-    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
-    if (!last) {
+}
+
+// Adds the sum of segments [0, count), itself taken in their order.
+__device__ __forceinline__ void add_prefix(Accumulators& acc, const float* source, u32 segment_elems, u32 count) {
+#pragma unroll
+    for (u32 q = 0; q < Cfg::kBlockN / 8; ++q) {
+        const Vec4 first = ld_global_v4(source + q * 512);
+        float total[4] = {
+            bits_to_float(first.x), bits_to_float(first.y), bits_to_float(first.z), bits_to_float(first.w)};
+#pragma unroll 1
+        for (u32 segment = 1; segment < count; ++segment) {
+            const Vec4 quad = ld_global_v4(source + segment * segment_elems + q * 512);
+            total[0] += bits_to_float(quad.x);
+            total[1] += bits_to_float(quad.y);
+            total[2] += bits_to_float(quad.z);
+            total[3] += bits_to_float(quad.w);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            acc[4 * q + i] += total[i];
+        }
+    }
+}
+
+// The end of a segment of a cut tile: hands its sums over, or, arriving last, adds all segments from the left,
+// whichever of them it holds itself. False: another CTA finishes the tile. The counter returns to 0 for the next
+// launch.
+__device__ __forceinline__ bool finish_segments(
+    Accumulators& acc, const Work& work, const Split& split, float* partials, u32* counters, u32 rank,
+    const Fragment& at, u32 smem) {
+    constexpr u32 kSegmentElems = 2 * 2 * 64 * Cfg::kBlockN;  // two CTAs of two warpgroups
+    u32* counter = counters + (work.cut * 2 + rank) * 2 + at.group;
+    float* own = partial_slot(partials, split, work.cut, work.segment, rank, at);
+    if (!arrives_last(acc, work, own, counter, at, smem)) {
         return false;
     }
-#pragma unroll
-    for (u32 i = 0; i < Cfg::kBlockN / 2; ++i) {
-        acc[i] = 0.0f;
+    if (at.thread == 0) {
+        st_relaxed_gpu(counter, 0);
     }
-#pragma unroll 1
-    for (u32 segment = 0; segment < work.num_segments; ++segment) {
-        const float* source = partial_slot(partials, split, work.cut, segment, rank, at);
-#pragma unroll
-        for (u32 q = 0; q < kQuads; ++q) {
-            const Vec4 quad = ld_global_v4(source + q * 512);
-            acc[4 * q] += bits_to_float(quad.x);
-            acc[4 * q + 1] += bits_to_float(quad.y);
-            acc[4 * q + 2] += bits_to_float(quad.z);
-            acc[4 * q + 3] += bits_to_float(quad.w);
-        }
+    if (work.segment == 1) {
+        add_partial(acc, own - kSegmentElems);
+    } else if (work.segment > 1) {
+        add_prefix(acc, partial_slot(partials, split, work.cut, 0, rank, at), kSegmentElems, work.segment);
+    }
+    for (u32 segment = work.segment + 1; segment < work.num_segments; ++segment) {
+        add_partial(acc, own + (segment - work.segment) * kSegmentElems);
     }
     return true;
 }

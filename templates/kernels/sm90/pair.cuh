@@ -28,6 +28,7 @@ using Sums = float[2][Cfg::kFinalTokens / 2];
 // 128 threads * kFinalTokens floats * 4 bytes = kLandingBytes complete on the partner's `partner_sum`.
 __device__ __forceinline__ void push_sums(const Sums& sums, u32 thread, u32 landing, u32 partner_sum) {
     constexpr u32 kQuadsPerHalf = Cfg::kFinalTokens / 8;
+    chaos_point(landing);
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
 #pragma unroll

@@ -1,0 +1,133 @@
+"""Registries are parsed, never executed; a damaged or foreign one is refused with its file and the way out."""
+
+from __future__ import annotations
+
+import pprint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import tiny_model
+
+from cakegen import paths
+from cakegen.errors import RegistryError
+from cakegen.model import to_literal
+from cakegen.registry import SCHEMA_VERSION, load_registry
+
+MODULE = {
+    "role": "tail_norm",
+    "sources": ["one_kernel.cu", "one_binding.cu"],
+    "headers": ["shared.cuh"],
+    "arches": ["sm_90a"],
+    "flags": ["-std=c++17"],
+    "ffi_entry": "run",
+    "arg_plan": [["buffer", "out"], ["parameter", "count"]],
+    "tensor_maps": [],
+    "barriers": [],
+    "launch": {
+        "block": [128, 1, 1],
+        "cluster": [1, 1, 1],
+        "cooperative": False,
+        "programmatic": False,
+        "dynamic_smem_bytes": 0,
+    },
+    "closure_digest": {"sm_90a": "0" * 64},
+}
+
+
+def registry_values() -> dict[str, Any]:
+    return {
+        "SCHEMA_VERSION": SCHEMA_VERSION,
+        "EXPORT": "small",
+        "MODEL": to_literal(tiny_model()),
+        "MODULES": {"one": MODULE},
+        "KERNELS": {"tail_norm:e0": "one"},
+        "SPECIALIZATIONS": {"tail_norm:e0": {"SCALE": 2}},
+    }
+
+
+def write_registry(folder: Path, values: dict[str, Any], more: str = "") -> Path:
+    text = "\n".join(f"{name} = {pprint.pformat(value)}" for name, value in values.items())
+    (folder / "cake_jit.py").write_text(text + more)
+    return folder
+
+
+def test_registry_holds_what_its_literals_say(tmp_path: Path) -> None:
+    registry = load_registry(write_registry(tmp_path, registry_values()))
+    assert registry.model == tiny_model()
+    program = registry.program("tail_norm:e0")
+    assert (program.kernel_source, program.binding_source) == ("one_kernel.cu", "one_binding.cu")
+    assert program.kernel_symbol == "kernel_one"
+    assert program.launch.block == (128, 1, 1)
+    assert registry.constants("tail_norm:e0") == {"SCALE": 2}
+    assert registry.constants("tail_norm:e1") == {}
+    assert registry.csrc == tmp_path / "csrc" / "cake_small"
+
+
+def test_registry_is_not_executed(tmp_path: Path) -> None:
+    write_registry(tmp_path, registry_values(), "\nopen('mark', 'w')\nEXTRA = [open]\n")
+    with pytest.raises(RegistryError, match="not a registry"):
+        load_registry(tmp_path)
+    write_registry(tmp_path, registry_values(), "\nopen('mark', 'w')\n")
+    load_registry(tmp_path)
+    assert not Path("mark").exists()
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, SCHEMA_VERSION - 1, "1"])
+def test_unknown_schema_version_is_refused_before_the_rest_is_read(tmp_path: Path, version: object) -> None:
+    values = dict.fromkeys(registry_values()) | {"SCHEMA_VERSION": version}
+    with pytest.raises(RegistryError, match=rf"cake_jit\.py: schema version {version!r}; this cakegen reads"):
+        load_registry(write_registry(tmp_path, values))
+
+
+MODEL = to_literal(tiny_model())
+DAMAGES: dict[str, tuple[str, object, str]] = {
+    "text for a module": ("MODULES", {"one": "two"}, "damaged MODULES"),
+    "module without a launch": ("MODULES", {"one": {**MODULE, "launch": {}}}, "damaged MODULES.*KeyError: 'block'"),
+    "module without flags": ("MODULES", {"one": {k: MODULE[k] for k in MODULE if k != "flags"}}, "KeyError: 'flags'"),
+    "list of kernels": ("KERNELS", ["tail_norm:e0"], "KERNELS"),
+    "kernel without a program": ("KERNELS", {"tail_norm:e0": "two"}, "KeyError: 'two'"),
+    "constants that are none": ("SPECIALIZATIONS", {"tail_norm:e0": 3}, "SPECIALIZATIONS"),
+    "model without a field": ("MODEL", {k: MODEL[k] for k in MODEL if k != "dims"}, "Model: needs exactly the fields"),
+    "unknown field": ("MODEL", {**MODEL, "more": 1}, "'more'"),
+    "wrong type": ("MODEL", {**MODEL, "max_tokens": True}, "Model.max_tokens: needs int; got True"),
+    "text for a tuple": ("MODEL", {**MODEL, "targets": "all"}, "Model.targets: needs a list; got str"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.replace(" ", "_"))
+def test_damaged_registry_is_refused_with_its_file(tmp_path: Path, damage: str) -> None:
+    name, value, message = DAMAGES[damage]
+    write_registry(tmp_path, registry_values() | {name: value})
+    with pytest.raises(RegistryError, match=message) as caught:
+        load_registry(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'cake_jit.py'}: damaged ")
+    assert str(caught.value).endswith("export again")
+
+
+@pytest.mark.parametrize("name", list(registry_values()))
+def test_registry_that_lacks_a_name_is_refused(tmp_path: Path, name: str) -> None:
+    values = registry_values()
+    del values[name]
+    with pytest.raises(RegistryError, match=rf"cake_jit\.py: lacks {name}; export again"):
+        load_registry(write_registry(tmp_path, values))
+
+
+def test_text_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cake_jit.py").write_text("SCHEMA_VERSION = \n")
+    with pytest.raises(RegistryError, match=r"cake_jit\.py: not a registry"):
+        load_registry(tmp_path)
+
+
+def test_missing_tree_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "generated_root", lambda: tmp_path)
+    with pytest.raises(RegistryError, match="no registry there; run `cakegen export absent`"):
+        load_registry("absent")
+
+
+def test_unknown_key_and_missing_source_say_what_to_run(tmp_path: Path) -> None:
+    registry = load_registry(write_registry(tmp_path, registry_values()))
+    with pytest.raises(RegistryError, match="no program for key 'front:i1'; `cakegen list --export small`"):
+        registry.program("front:i1")
+    with pytest.raises(RegistryError, match=r"one_kernel\.cu: No such file or directory; run `cakegen export small`"):
+        registry.read("one_kernel.cu")
