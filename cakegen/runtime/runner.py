@@ -138,8 +138,9 @@ class ProgramRunner(Runner):
             )
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
-        # by stream: what a call there runs; filled at the first call on a stream
+        # by stream: what a call there runs; the current stream's is made now, another's at its first call
         self._bound: dict[int, tuple[Callable[[], int], ...]] = {}
+        self._bind_stream(driver.current_stream(device.ordinal))
 
     def _take_words(self, control: DeviceControl, plan: Plan) -> ControlWords | None:
         """Counters of one launch at a time: the launches of a plan follow each other, and each leaves them at zero."""
@@ -168,10 +169,14 @@ class ProgramRunner(Runner):
             raise with_wait_report(error, device.ordinal, self._registry) from None
         return self.outputs
 
+    def _bind_stream(self, stream: int) -> tuple[Callable[[], int], ...]:
+        bound = self._bound[stream] = tuple(launch.bind_stream(stream) for launch in self.launches)
+        return bound
+
     def _launch_on(self, stream: int) -> None:
         bound = self._bound.get(stream)
         if bound is None:
-            bound = self._bound[stream] = tuple(launch.bind_stream(stream) for launch in self.launches)
+            bound = self._bind_stream(stream)
         for position, launch in enumerate(bound):
             result = launch()
             if result:

@@ -163,7 +163,7 @@ def test_gemm_must_wait_for_the_norm(
     runner = case.prepare(tokens)
     assert isinstance(runner, ProgramRunner)
     for launch in runner.launches:
-        launch.launch_on(driver.current_stream(0))
+        assert launch.bind_stream(driver.current_stream(0))() == 0
         torch.cuda.synchronize()
     expected = [value.clone() for value in runner.outputs]
     checks = Checks()
