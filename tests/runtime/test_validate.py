@@ -164,9 +164,12 @@ def test_partials_may_span_more_than_32_bits_but_no_two_may_be_so_far_apart() ->
 
 
 class _Apart(FakeTensor):
-    """Claims strides that no test could allocate."""
+    """Claims strides that no test could allocate, and an address far above whatever the test did allocate."""
 
     strides: tuple[int, ...]
+
+    def data_ptr(self) -> int:
+        return 1 << 60
 
     def stride(self, axis: int | None = None) -> Any:
         return self.strides if axis is None else self.strides[axis]
