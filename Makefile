@@ -17,7 +17,7 @@ $(READY): pyproject.toml tools/setup.sh tools/constraints.txt
 	@tools/setup.sh $(VENV)
 	@touch $@
 
-demo: $(READY) ## Check the generated tree, compile every program, run front and tail where there is a GPU
+demo: $(READY) ## Check the generated tree, compile every program, run front and tail: on a GPU, else emulated
 	@$(BIN)/cakegen demo
 
 test: lint check ## Lint, types, the generated tree, and every test that needs no GPU

@@ -24,6 +24,7 @@ ALLOWED = {
     "spec": LEAVES | {"arch", "model", "plan"},
     "emit": LEAVES | {"arch", "model", "paths", "plan", "registry"},
     "runtime": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile"},
+    "emulator": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime"},
     "bench": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "emit", "runtime", "__init__"},
 }
 FORBIDDEN = {
@@ -32,6 +33,7 @@ FORBIDDEN = {
     "emit": {"torch", "pydantic", "click", "cuda"},
     "compile": {"torch", "jinja2", "pydantic", "click"},
     "runtime": {"jinja2", "pydantic", "click"},
+    "emulator": {"jinja2", "pydantic", "click", "cuda"},
     "bench": {"jinja2", "pydantic", "click"},
     "registry": {"torch", "jinja2", "pydantic", "click", "cuda"},
     "model": {"torch", "pydantic"},

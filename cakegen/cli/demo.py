@@ -19,6 +19,8 @@ EXPORT = "kimi_k3_latent_moe"
 _LOGITS_TOLERANCE = 1e-3
 _BF16_TOLERANCE = 1e-2
 _TIMED_LAUNCHES = 200
+_EMULATED_TOKENS = 8
+_EMULATED_SMS = 132
 
 
 @click.command("demo")
@@ -26,7 +28,7 @@ _TIMED_LAUNCHES = 200
 @click.option("--tokens", "token_counts", multiple=True, type=int, default=(1, 16, 128, 1024), show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs to compile at once; by default one a processor.")
 def demo_command(tp: int, token_counts: tuple[int, ...], jobs: int | None) -> None:
-    """Check the generated tree, plan, compile every program, and run front and tail where there is a GPU."""
+    """Check the generated tree, plan, compile every program, and run front and tail: on a GPU, else emulated."""
     from cakegen.registry import load_registry
 
     check_generated()
@@ -38,10 +40,10 @@ def demo_command(tp: int, token_counts: tuple[int, ...], jobs: int | None) -> No
     if reason is None:
         run_all(tp, token_counts, "cuda", "auto")
         return
-    run_all(tp, token_counts[:1], "cpu", "reference")
+    emulate_both(registry, tp)
     click.echo(
-        f"   NOT RUN: no generated program was launched, since {reason}. What ran above is the torch reference behind "
-        "the same two functions. The programs were compiled, and `make gpu-test` on a supported GPU launches them."
+        f"   NOT RUN on a GPU: nothing was launched, since {reason}. What ran above is the programs' PTX, emulated on this "
+        "machine's CPU; `make gpu-test` on a supported GPU launches all of them."
     )
 
 
@@ -102,6 +104,28 @@ def compile_all(registry: Registry, jobs: int | None) -> None:
     failures = failures_of(selected, outcomes)
     if failures:
         raise CompileError("\n".join(failures))
+
+
+def emulate_both(registry: Registry, tp: int) -> None:
+    """Run front and tail of a few tokens, at full size, in the emulator, and compare them with fp64.
+
+    Raises
+    ------
+    EmulationError
+        A program committed a fault, or its outputs are outside the tolerance of the contract.
+    """
+    from cakegen.cli.emulate import run_case
+    from cakegen.emulator import Options
+    from cakegen.emulator.cases import Case
+    from cakegen.errors import EmulationError
+
+    for stage in ("front", "tail"):
+        case = Case(stage, tp, _EMULATED_TOKENS, 1, _EMULATED_SMS, 0)
+        keys = ", ".join(launch.key for launch in case.plan(registry.model).launches)
+        click.echo(f"   {stage} on the emulator: TP {tp}, rank 0, T {_EMULATED_TOKENS}: {keys}")
+        problems = run_case(registry, case, Options("random", 0, "hopper"), "random schedule, seed 0")
+        if problems:
+            raise EmulationError(f"demo, {stage}: {'; '.join(problems)}")
 
 
 def why_nothing_launches(registry: Registry) -> str | None:

@@ -1,0 +1,128 @@
+"""`cakegen emulate`: run programs on this machine's CPU and compare them. Imports cakegen inside functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from cakegen.emulator import Options
+    from cakegen.emulator.cases import Case, CaseReport
+    from cakegen.registry import Registry
+
+
+@click.command("emulate")
+@click.argument("key", required=False)
+@click.option("--stage", type=click.Choice(["front", "tail"]), help="Half of the block; not with KEY.")
+@click.option("--tp", type=int, help="Tensor-parallel degree; not with KEY.")
+@click.option("--tokens", type=int, help="Token count; not with KEY.")
+@click.option("--partials", default=1, show_default=True, help="Partial sums of the routed experts (tail).")
+@click.option("--rank", default=0, show_default=True, help="Rank whose slice the tail multiplies.")
+@click.option("--sm-count", default=132, show_default=True, help="SMs of the device to plan for.")
+@click.option("--model", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR", help="Export.")
+@click.option("--schedule", default="random", show_default=True, type=click.Choice(["random", "early", "late"]))
+@click.option("--seed", default=0, show_default=True, help="First seed of the random schedule.")
+@click.option("--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
+@click.option(
+    "--arithmetic",
+    default="hopper",
+    show_default=True,
+    type=click.Choice(["hopper", "wide"]),
+    help="Tensor core: truncated sums as measured on Hopper, or fp64 (faster).",
+)
+def emulate_command(
+    key: str | None,
+    stage: str | None,
+    tp: int | None,
+    tokens: int | None,
+    partials: int,
+    rank: int,
+    sm_count: int,
+    export: str,
+    schedule: str,
+    seed: int,
+    seeds: int,
+    arithmetic: str,
+) -> None:
+    """Run the programs of a request, or one that launches KEY, under a hostile schedule, without a GPU.
+
+    Prints the differences from the fp64 reference; a fault of a program is an error with its place.
+    """
+    from cakegen.emulator import Options
+    from cakegen.emulator.cases import Case, find_case
+    from cakegen.errors import EmulationError
+    from cakegen.registry import load_registry
+
+    registry = load_registry(export)
+    if key is not None:
+        if (stage, tp, tokens) != (None, None, None):
+            raise click.UsageError("KEY says what to run; leave out --stage, --tp and --tokens")
+        case = find_case(registry, key)
+    elif stage is None or tp is None or tokens is None:
+        raise click.UsageError("give a KEY, or --stage, --tp and --tokens")
+    else:
+        case = Case(stage, tp, tokens, partials, sm_count, rank)
+    _announce(registry, case)
+    failures = []
+    for each in range(seed, seed + (seeds if schedule == "random" else 1)):
+        name = f"seed {each}" if schedule == "random" else schedule
+        problems = run_case(registry, case, Options(schedule, each, arithmetic), name)
+        failures += [f"{name}: {problem}" for problem in problems]
+    if failures:
+        raise EmulationError("; ".join(failures))
+
+
+def _announce(registry: Registry, case: Case) -> None:
+    click.echo(
+        f"{registry.export} {case.stage}: TP {case.tp} rank {case.rank}, T = {case.tokens}, P = {case.partials}, "
+        f"planned for {case.sm_count} SMs"
+    )
+    for launch in case.plan(registry.model).launches:
+        grid = " x ".join(str(extent) for extent in launch.grid_ctas)
+        click.echo(f"  {launch.key}  [{grid} CTAs]")
+
+
+def run_case(registry: Registry, case: Case, options: Options, name: str) -> tuple[str, ...]:
+    """Emulate one case with a progress bar, print what it gave, and return what is wrong with it.
+
+    Raises
+    ------
+    EmulationError
+        A program committed a fault, or holds an instruction that is not modelled.
+    """
+    from cakegen.emulator.cases import emulate_case
+
+    with _progress(name) as advance:
+        report = emulate_case(registry, case, options, on_progress=advance)
+    click.echo(f"  {name}: {_summary(report)}")
+    return report.problems
+
+
+def _summary(report: CaseReport) -> str:
+    instructions = sum(launch.instructions for launch in report.launches)
+    seconds = sum(launch.seconds for launch in report.launches)
+    hashes = " ".join(launch.schedule_hash for launch in report.launches)
+    differences = [
+        ("y bit for bit" if not error else f"y differs in {error:.0f}") if output == "y" else f"{output} {error:.1e}"
+        for output, error in report.errors.items()
+    ]
+    return (
+        f"{', '.join(differences)}; {instructions} warp-instructions in {seconds:.1f} s "
+        f"({instructions / max(seconds, 1e-9):,.0f}/s), schedule {hashes}"
+    )
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of the clusters that have ended, on a terminal's stderr; it is gone when the launch has ended."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("clusters"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

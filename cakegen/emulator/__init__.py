@@ -1,0 +1,17 @@
+"""PTX -> values and a verdict, on a CPU. docs/emulator.md says what is modelled and what is refused."""
+
+from cakegen.emulator.adversary import SCHEDULES, Adversary
+from cakegen.emulator.faults import Fault
+from cakegen.emulator.launch import ARITHMETIC, LaunchReport, Options, emulate_plan, load_program, program_of
+
+__all__ = [
+    "ARITHMETIC",
+    "SCHEDULES",
+    "Adversary",
+    "Fault",
+    "LaunchReport",
+    "Options",
+    "emulate_plan",
+    "load_program",
+    "program_of",
+]

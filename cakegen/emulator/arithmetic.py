@@ -1,0 +1,186 @@
+"""What arithmetic instructions compute, on arrays of 32 lanes. Leaf module: imports numpy only.
+
+Rounding is that of the opcode. Approximate functions are rounded from fp64, so within their documented error but not
+with a device's bits (PTX ISA 9.7.3 gives the bounds).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Lanes: TypeAlias = Any  # NDArray of 32 lanes; numpy types no scalar-by-array arithmetic more closely than this
+
+_F32_MIN_NORMAL = np.float32(2.0**-126)
+_HALF_ULP = np.uint32(0x7FFF)
+_CANONICAL_BF16_NAN = np.uint32(0x7FFF)
+
+
+def fma_f32(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+    """`a * b + c` rounded once.
+
+    The product of two fp32 is exact in fp64; the sum is rounded to odd there, after which rounding to fp32 is as good
+    as one rounding (53 bits >= 24 + 2; Boldo and Melquiond 2008).
+    """
+    product = a.astype(np.float64) * b
+    addend = c.astype(np.float64)
+    total = product + addend
+    virtual = total - product
+    error = (product - (total - virtual)) + (addend - virtual)
+    bits = total.view(np.int64)
+    inexact = (error != 0) & np.isfinite(total) & (bits & 1 == 0)
+    if inexact.any():
+        away = (error > 0) == (total > 0)
+        bits = np.where(inexact, np.where(away, bits + 1, bits - 1), bits)
+        total = bits.view(np.float64)
+    return total.astype(np.float32)
+
+
+def flush_f32(a: Lanes) -> Lanes:
+    """Subnormals become zeros of their sign (`.ftz`)."""
+    return np.where(np.abs(a) < _F32_MIN_NORMAL, np.copysign(np.float32(0), a), a)
+
+
+def saturate(a: Lanes) -> Lanes:
+    """Clamp to [0, 1]; NaN becomes 0 (`.sat`)."""
+    return np.where(np.isnan(a), a.dtype.type(0), np.clip(a, a.dtype.type(0), a.dtype.type(1)))
+
+
+def bf16_bits(a: Lanes) -> Lanes:
+    """fp32 -> bf16 bits in a u32, to nearest even; NaN becomes 0x7FFF."""
+    bits = a.view(np.uint32)
+    rounded = (bits + _HALF_ULP + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    nan = np.isnan(a)
+    return np.where(nan, _CANONICAL_BF16_NAN, rounded) if nan.any() else rounded
+
+
+def bf16_pair(high: Lanes, low: Lanes) -> Lanes:
+    """`cvt.rn.bf16x2.f32`: the first source goes to the upper half."""
+    return (bf16_bits(high) << np.uint32(16)) | bf16_bits(low)
+
+
+def bf16_single(a: Lanes) -> Lanes:
+    """`cvt.rn.bf16.f32`: 16 bits."""
+    return bf16_bits(a).astype(np.uint16)
+
+
+def bf16_value(a: Lanes) -> Lanes:
+    """`cvt.f32.bf16`: exact."""
+    return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def shift_left(a: Lanes, count: Lanes) -> Lanes:
+    """`shl`: counts past the width give 0."""
+    width = a.dtype.itemsize * 8
+    small = np.minimum(count, np.uint32(width - 1)).astype(a.dtype)
+    return np.where(count < width, a << small, a.dtype.type(0))
+
+
+def shift_right(a: Lanes, count: Lanes) -> Lanes:
+    """`shr`: counts past the width give 0, or the sign of a signed value."""
+    width = a.dtype.itemsize * 8
+    small = np.minimum(count, np.uint32(width - 1)).astype(a.dtype)
+    if a.dtype.kind == "i":
+        return a >> small
+    return np.where(count < width, a >> small, a.dtype.type(0))
+
+
+def multiply_wide(a: Lanes, b: Lanes) -> Lanes:
+    """`mul.wide`: the product in twice the width."""
+    wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
+    return a.astype(wide) * b.astype(wide)
+
+
+def multiply_high(a: Lanes, b: Lanes) -> Lanes:
+    """`mul.hi` of 16 and 32 bits: the upper half of the product."""
+    return (multiply_wide(a, b) >> (a.dtype.itemsize * 8)).astype(a.dtype)
+
+
+def divide(a: Lanes, b: Lanes) -> Lanes:
+    """Integer `div`: towards zero. By zero: all ones, which is what devices give (the ISA leaves it open)."""
+    safe = np.where(b == 0, b.dtype.type(1), b)
+    signed = a.dtype.kind == "i"
+    quotient = np.sign(a) * np.sign(safe) * (np.abs(a) // np.abs(safe)) if signed else a // safe
+    return np.where(b == 0, ~a.dtype.type(0), quotient.astype(a.dtype))
+
+
+def remainder(a: Lanes, b: Lanes) -> Lanes:
+    """Integer `rem`: with the sign of the dividend."""
+    return a - divide(a, b) * b
+
+
+def bit_insert(a: Lanes, b: Lanes, position: Lanes, length: Lanes) -> Lanes:
+    """`bfi.b32 d, a, b, position, length`: the low bits of a into b."""
+    start = (position & np.uint32(0xFF)).astype(np.uint64)
+    count = (length & np.uint32(0xFF)).astype(np.uint64)
+    ones = np.where(
+        count < 32, (np.uint64(1) << np.minimum(count, np.uint64(32))) - np.uint64(1), np.uint64(0xFFFFFFFF)
+    )
+    field = np.where(start < 32, ones << np.minimum(start, np.uint64(32)), np.uint64(0)).astype(np.uint32)
+    moved = np.where(start < 32, a.astype(np.uint64) << np.minimum(start, np.uint64(32)), np.uint64(0))
+    return (b & ~field) | (moved.astype(np.uint32) & field)
+
+
+def to_integer(a: Lanes, dtype: str) -> Lanes:
+    """`cvt.rzi`: towards zero and clamped; NaN becomes 0."""
+    limits = np.iinfo(dtype)
+    wide = np.nan_to_num(np.trunc(a.astype(np.float64)), nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
+    result = np.where(wide >= float(limits.max), limits.max, 0).astype(dtype)
+    inside = (wide < float(limits.max)) & (wide > float(limits.min))
+    result = np.where(inside, np.where(inside, wide, 0.0).astype(dtype), result)
+    return np.where(wide <= float(limits.min), np.dtype(dtype).type(limits.min), result)
+
+
+def minimum_f32(a: Lanes, b: Lanes) -> Lanes:
+    """`min.f32`: NaN loses, -0 < +0."""
+    result = np.fmin(a, b)
+    return np.where((a == 0) & (b == 0) & np.signbit(b), b, result)
+
+
+def maximum_f32(a: Lanes, b: Lanes) -> Lanes:
+    """`max.f32`: NaN loses, -0 < +0."""
+    result = np.fmax(a, b)
+    return np.where((a == 0) & (b == 0) & ~np.signbit(b), b, result)
+
+
+def exp2_f32(a: Lanes) -> Lanes:
+    """`ex2.approx.f32` (documented: 2 ulp)."""
+    return np.exp2(a.astype(np.float64)).astype(np.float32)
+
+
+def log2_f32(a: Lanes) -> Lanes:
+    """`lg2.approx.f32` (documented: absolute 2^-22 near 1, else relative)."""
+    return np.log2(a.astype(np.float64)).astype(np.float32)
+
+
+def reciprocal_f32(a: Lanes) -> Lanes:
+    """`rcp` (approx: 1 ulp; rn: exact rounding, as here)."""
+    return np.float32(1) / a
+
+
+def reciprocal_root_f32(a: Lanes) -> Lanes:
+    """`rsqrt.approx.f32` (documented: relative 2^-22.9)."""
+    return (1.0 / np.sqrt(a.astype(np.float64))).astype(np.float32)
+
+
+def tanh_f32(a: Lanes) -> Lanes:
+    """`tanh.approx.f32` (documented: relative 2^-11)."""
+    return np.tanh(a.astype(np.float64)).astype(np.float32)
+
+
+def shuffle(mode: str, value: Lanes, b: Lanes, c: Lanes) -> tuple[Lanes, Lanes]:
+    """`shfl.sync`: the values, and whether each came from a lane in range (PTX ISA 9.7.9.6)."""
+    lane = np.arange(32)
+    offset = (b & np.uint32(31)).astype(np.int64)
+    clamp = (c & np.uint32(31)).astype(np.int64)
+    segment = ((c >> np.uint32(8)) & np.uint32(31)).astype(np.int64)
+    last = (lane & segment) | (clamp & ~segment)
+    first = lane & segment
+    if mode == "up":
+        source = lane - offset
+        inside = source >= last
+    else:
+        source = {"down": lane + offset, "bfly": lane ^ offset, "idx": first | (offset & ~segment)}[mode]
+        inside = source <= last
+    return value[np.where(inside, source, lane)], inside

@@ -1,0 +1,187 @@
+"""mbarriers, and what completes on them: tensor and bulk copies, `st.async`. Imports copies, operands and faults.
+
+A parked wait tries again from its instruction once the barrier's phase has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.copies import (
+    Landing,
+    RemoteArrival,
+    barrier_at,
+    bulk_landing,
+    store_landing,
+    tensor_landing,
+)
+from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.memory import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
+from cakegen.emulator.operands import locate, park, read_address, read_lanes, refused, write_lanes
+from cakegen.emulator.ptx import Address, Instruction, Operand, Sink, Vector
+
+if TYPE_CHECKING:
+    from cakegen.emulator.machine import Machine
+    from cakegen.emulator.warp import Cta, Strand
+
+Array = NDArray[Any]
+
+_BULK_FORMS = {
+    ("shared::cluster", "global", "mbarrier::complete_tx::bytes"),
+    ("shared::cta", "global", "mbarrier::complete_tx::bytes"),
+}
+
+
+def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+    """`mbarrier.*`, lane by lane."""
+    what = instruction.parts[1]
+    if instruction.parts[-1] != "b64" and what not in ("expect_tx", "complete_tx"):
+        raise refused(instruction)
+    if what in ("try_wait", "test_wait"):
+        _wait(machine, strand, instruction, active)
+        return
+    remote = "shared::cluster" in instruction.parts
+    has_result = what == "arrive"
+    address = read_address(strand, instruction.operands[1 if has_result else 0], "u4")
+    rest = instruction.operands[2 if has_result else 1 :]
+    count = read_lanes(strand, rest[0], "u4") if rest else np.ones(32, np.uint32)
+    if has_result and not isinstance(instruction.operands[0], Sink):
+        raise refused(instruction)
+    for lane in np.flatnonzero(active):
+        cta, offset = locate(strand, int(address[lane]), remote)
+        if what == "init":
+            cta.init_barrier(offset, int(count[lane]))
+        elif what == "inval":
+            barrier_at(cta, offset)
+            del cta.shared.barriers[offset]
+        elif what == "expect_tx":
+            barrier_at(cta, offset).expect(int(count[lane]))
+        elif what == "arrive":
+            expects = "expect_tx" in instruction.parts
+            tx_bytes, arrivals = (int(count[lane]), 1) if expects else (0, int(count[lane]))
+            if cta is strand.warp.cta:
+                strand.warp.release()
+                cta.arrive(offset, arrivals, tx_bytes)
+            else:
+                arrival = RemoteArrival(strand.warp, cta, offset, arrivals, tx_bytes, where)
+                strand.warp.remote_arrivals.append(arrival)
+                machine.issue(arrival)
+        else:
+            raise refused(instruction)
+
+
+def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+    """`try_wait.parity`: parks where it would fail, until the barrier's phase changes; may fail first."""
+    if "parity" not in instruction.parts:
+        raise refused(instruction)
+    target, where, parity_operand = instruction.operands[:3]
+    addresses = read_address(strand, where, "u4")
+    parities = read_lanes(strand, parity_operand, "u4")
+    done = np.zeros(32, np.bool_)
+    blocking = None
+    for address, parity in {(int(addresses[lane]), int(parities[lane])) for lane in np.flatnonzero(active)}:
+        cta, offset = locate(strand, address, False)
+        barrier = barrier_at(cta, offset)
+        here = (addresses == np.uint32(address)) & (parities == np.uint32(parity))
+        if parity > 1:
+            raise Fault("barrier", f"{barrier}: waited for with parity {parity}")
+        done |= here & barrier.has_completed(parity)
+        blocking = barrier if not barrier.has_completed(parity) else blocking
+    if machine.adversary.fails_spuriously():
+        done[:] = False
+    elif not (done & active).any() and blocking is not None and "try_wait" in instruction.parts:
+        strand.pc -= 1
+        park(strand, blocking.waiters, _Wait(blocking, parities, active))
+        return
+    write_lanes(strand, target, active, done)
+
+
+class _Wait:
+    """A parked wait, for the report."""
+
+    def __init__(self, barrier: Any, parities: Array, active: Array) -> None:
+        self._barrier = barrier
+        self._parity = int(parities[active][0])
+
+    def __str__(self) -> str:
+        return f"parity {self._parity} of {self._barrier}"
+
+
+def _destinations(strand: Strand, address: int, barrier: int, mask: int | None) -> Iterator[tuple[Cta, int, int]]:
+    """(CTA, offset, barrier's offset) of every destination."""
+    cta, start = locate(strand, address, True)
+    barrier_cta, barrier_offset = locate(strand, barrier, True)
+    if mask is None:
+        if barrier_cta is not cta:
+            raise Fault("barrier", "a copy's barrier and its destination lie in different CTAs")
+        yield cta, start, barrier_offset
+        return
+    ranks = [rank for rank in range(16) if mask >> rank & 1]
+    for rank in ranks:
+        yield strand.warp.cta.peer(rank), start, barrier_offset
+
+
+def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+    """`cp.async.bulk` and `cp.async.bulk.tensor` to shared memory."""
+    parts = [part for part in instruction.parts[3:] if part not in ("tile", "L2::cache_hint")]
+    multicast = "multicast::cluster" in parts
+    tensor = parts[:1] == ["tensor"]
+    shape = tuple(part for part in parts[2 if tensor else 0 :] if part != "multicast::cluster")
+    if instruction.parts[1:3] != ("async", "bulk") or shape not in _BULK_FORMS:
+        raise refused(instruction)
+    operands = instruction.operands
+    destination = read_address(strand, operands[0], "u4")
+    barrier = read_address(strand, operands[2 if tensor else 3], "u4")
+    masks = read_lanes(strand, operands[3 if tensor else 4], "u2") if multicast else None
+    for lane in np.flatnonzero(active):
+        mask = None if masks is None else int(masks[lane])
+        for cta, start, barrier_offset in _destinations(strand, int(destination[lane]), int(barrier[lane]), mask):
+            if tensor:
+                landing = _tensor_copy(machine, strand, operands[1], int(lane), cta, start, barrier_offset, where)
+            else:
+                source = int(read_address(strand, operands[1], "u8")[lane])
+                size = int(read_lanes(strand, operands[2], "u4")[lane])
+                landing = bulk_landing(machine.memory, source, size, cta, start, barrier_offset, where)
+            landing.begin()
+            machine.issue(landing)
+
+
+def _tensor_copy(
+    machine: Machine, strand: Strand, source: Operand, lane: int, cta: Cta, start: int, barrier: int, where: Where
+) -> Landing:
+    assert isinstance(source, Address)
+    generic = int(read_address(strand, Address(source.base, source.offset), "u8")[lane])
+    view = machine.tensor_view(generic - PARAM_WINDOW)
+    corner = [int(read_lanes(strand, operand, "i4")[lane]) for operand in source.coordinates]
+    if len(corner) != len(view.record.dims):
+        raise Fault("descriptor", f"{len(corner)} coordinates for {view.record.name} of {len(view.record.dims)} dims")
+    return tensor_landing(view, corner, cta, start, barrier, where)
+
+
+def run_store_async(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+    """`st.async.v4.b32`."""
+    parts = set(instruction.parts[2:]) - {"weak"}
+    source = instruction.operands[1]
+    if parts != {"shared::cluster", "mbarrier::complete_tx::bytes", "v4", "b32"} or not isinstance(source, Vector):
+        raise refused(instruction)
+    if len(strand.warp.cta.cluster.ctas) == 1:
+        raise Fault("out-of-bounds", "st.async in a cluster of one CTA")
+    address = read_address(strand, instruction.operands[0], "u4")[active]
+    barrier = read_address(strand, instruction.operands[2], "u4")[active]
+    rows = np.stack([read_lanes(strand, item, "u4")[active] for item in source.items], 1).view(np.uint8)
+    if (address % np.uint32(16)).any():
+        raise Fault("out-of-bounds", f"st.async of 16 bytes to {int(address[0]):#x}: not aligned")
+    targets = np.stack([address >> np.uint32(RANK_SHIFT), barrier], 1)
+    for rank, barrier_address in {(int(row[0]), int(row[1])) for row in targets}:
+        here = (targets == (rank, barrier_address)).all(axis=1)
+        cta, barrier_offset = locate(strand, barrier_address, True)
+        if cta.shared.rank != rank:
+            raise Fault("barrier", "an st.async's barrier and its destination lie in different CTAs")
+        starts = (address[here] & np.uint32(OFFSET_MASK)).astype(np.int64)
+        landing = store_landing(cta, starts, rows[here], barrier_offset, where)
+        landing.begin()
+        machine.issue(landing)

@@ -1,0 +1,196 @@
+"""One front or tail with random operands, emulated and compared with the reference. Imports launch, plan, runtime.
+
+What `cakegen emulate` and the tests run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from cakegen.emulator.launch import DEFAULT_OPTIONS, LaunchReport, Options, emulate_plan
+from cakegen.emulator.translate import Program
+from cakegen.errors import EmulationError, PlanError
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan import plan_route
+from cakegen.plan.records import Plan
+from cakegen.registry import Registry
+from cakegen.runtime.reference import reference_front, reference_tail
+from cakegen.runtime.validate import Request, validate_front, validate_tail
+
+ARCH = "sm_90a"
+# Of the contract: logits are fp32, the others bf16. `y` is compared bit for bit.
+TOLERANCES = {"logits": 1e-3, "latent": 1e-2, "shared_act": 1e-2, "out": 1e-2}
+# Columns between the rows of pitched operands: NaN in inputs, and no program may write them in outputs.
+_GAP_COLS = 64
+_PREFILL_TOKENS = (129, 256, 257, 300, 512, 513, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to run: `rank` of `tp`, T tokens, P partials (tail), planned for a device of so many SMs."""
+
+    stage: str
+    tp: int
+    tokens: int
+    partials: int = 1
+    sm_count: int = 132
+    rank: int = 0
+
+    def plan(self, model: Model) -> Plan:
+        """Its plan."""
+        facts = DeviceFacts.nominal(ARCH, self.sm_count)
+        return plan_route(model, stage=self.stage, tp=self.tp, tokens=self.tokens, partials=self.partials, device=facts)
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """What came of it.
+
+    Parameters
+    ----------
+    launches
+        One report a launch.
+    errors
+        Output -> largest difference from fp64; of `y`, the number of elements whose bits differ.
+    problems
+        In words: outputs outside of the contract. Empty: the case passed.
+    outputs
+        Copies of the outputs, by name.
+    """
+
+    launches: tuple[LaunchReport, ...]
+    errors: dict[str, float]
+    problems: tuple[str, ...]
+    outputs: dict[str, torch.Tensor]
+
+
+def find_case(registry: Registry, key: str) -> Case:
+    """The largest decode request, or the smallest prefill one, that launches a key; its last rank.
+
+    Raises
+    ------
+    EmulationError
+        The export has no such key for this architecture, or no request that was tried reaches it.
+    """
+    if key not in registry.kernels or ARCH not in registry.program(key).arches:
+        raise EmulationError(f"{key!r} is no {ARCH} key of {registry.export}; `cakegen list` prints the keys")
+    for case in _requests(registry.model):
+        try:
+            launches = case.plan(registry.model).launches
+        except PlanError:
+            continue
+        if any(launch.key == key for launch in launches):
+            return case
+    raise EmulationError(f"no request that was tried launches {key}; give --stage, --tp, --tokens and --sm-count")
+
+
+def _requests(model: Model) -> Iterator[Case]:
+    target = model.target(ARCH)
+    if target is None:
+        return
+    decode = model.decode_sm90.max_tokens
+    for tokens in (*range(decode, 0, -1), *_PREFILL_TOKENS):
+        for sm_count in reversed(target.sm_counts):
+            for tp in target.tp_degrees:
+                for stage, partials in (("front", 1), ("tail", 3), ("tail", 1)):
+                    yield Case(stage, tp, tokens, partials, sm_count, tp - 1 if stage == "tail" else 0)
+
+
+def emulate_case(
+    registry: Registry,
+    case: Case,
+    options: Options = DEFAULT_OPTIONS,
+    *,
+    operand_seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    load: Callable[[Registry, str, str], Program] | None = None,
+) -> CaseReport:
+    """Run a case and compare its outputs with the fp64 reference.
+
+    Raises
+    ------
+    Fault
+        A program did something undefined.
+    CakeError
+        The request, the plan or a program is refused.
+    """
+    model = registry.model
+    operands = make_operands(model, case, operand_seed)
+    if case.stage == "front":
+        request = validate_front(model, **operands)
+    else:
+        request = validate_tail(model, **operands, tp=case.tp, rank=case.rank)
+    launches = emulate_plan(registry, request, case.plan(model), options, on_progress=on_progress, load=load)
+    errors, problems = compare(model, case, operands)
+    outputs = {name: operands[name].clone() for name in _outputs(request)}
+    return CaseReport(launches, errors, tuple(problems), outputs)
+
+
+def _outputs(request: Request) -> tuple[str, ...]:
+    return ("logits", "latent", "shared_act") if request.stage == "front" else ("y_workspace", "out")
+
+
+def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Keyword operands: weights that give products of order 1, pitched activations, outputs full of NaN."""
+    dims, make = model.dims, torch.Generator().manual_seed(seed)
+    i_local, tokens = dims.i_local(case.tp), case.tokens
+
+    def weights(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=make).mul_(shape[-1] ** -0.5).to(torch.bfloat16)
+
+    def rows(cols: int, *outer: int) -> torch.Tensor:
+        pitched = torch.full((*outer, tokens, cols + _GAP_COLS), float("nan"), dtype=torch.bfloat16)
+        pitched[..., :cols] = torch.randn(*outer, tokens, cols, generator=make).to(torch.bfloat16)
+        return pitched[..., :cols]
+
+    def output(cols: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.full((tokens, cols + _GAP_COLS), float("nan"), dtype=dtype)[:, :cols]
+
+    if case.stage == "front":
+        return {
+            "x": rows(dims.hidden),
+            "gate_weight": weights(dims.experts, dims.hidden),
+            "down_weight": weights(dims.latent, dims.hidden),
+            "shared_gate_up_weight": weights(2 * i_local, dims.hidden) * 2,
+            "logits": output(dims.experts, torch.float32),
+            "latent": output(dims.latent),
+            "shared_act": output(i_local),
+        }
+    return {
+        "routed": rows(dims.latent, case.partials),
+        "norm_weight": torch.randn(dims.latent, generator=make).to(torch.bfloat16),
+        "up_weight": weights(dims.hidden, dims.latent),
+        "shared_act": rows(i_local),
+        "shared_down_weight": weights(dims.hidden, i_local),
+        "out": output(dims.hidden),
+        "y_workspace": output(dims.latent),
+    }
+
+
+def compare(model: Model, case: Case, operands: dict[str, torch.Tensor]) -> tuple[dict[str, float], list[str]]:
+    """(largest error of each output, what breaks the contract)."""
+    wide = torch.float64
+    errors: dict[str, float] = {}
+    problems = []
+    if case.stage == "front":
+        front = ("x", "gate_weight", "down_weight", "shared_gate_up_weight")
+        exact = reference_front(model.dims, *(operands[name] for name in front), dtype=wide)
+        expected = dict(zip(("logits", "latent", "shared_act"), exact, strict=True))
+    else:
+        tail = ("routed", "norm_weight", "up_weight", "shared_act", "shared_down_weight")
+        inputs = (operands[name] for name in tail)
+        y, out = reference_tail(model.dims, *inputs, tp=case.tp, rank=case.rank, dtype=wide)
+        expected = {"out": out}
+        different = int((y.view(torch.int16) != operands["y_workspace"].view(torch.int16)).sum())
+        errors["y"] = different
+        if different:
+            problems.append(f"{different} of {y.numel()} elements of y differ from the reference's bits")
+    for name, value in expected.items():
+        got, tolerance = operands[name].double(), TOLERANCES[name]
+        errors[name] = (got - value).abs().max().item()
+        if not torch.allclose(got, value, atol=tolerance, rtol=tolerance):
+            problems.append(f"{name} is outside atol = rtol = {tolerance:g}: largest error {errors[name]:.3g}")
+    return errors, problems

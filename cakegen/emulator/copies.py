@@ -1,0 +1,264 @@
+"""Asynchronous copies as operations that are issued now and land later. Imports numpy, faults and memory.
+
+A destination is undefined from issue to landing; its barrier gets the bytes when they have landed. Sources are read
+when the copy lands, which is the latest moment that the ISA allows (PTX ISA 9.7.9.25 to 9.7.9.27, 9.7.9.12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.barriers import MBarrier
+from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.memory import GRANULE, Buffer, GlobalMemory
+
+if TYPE_CHECKING:
+    from cakegen.emulator.warp import Cta, Warp
+
+Array = NDArray[Any]
+
+
+class MapRecord(Protocol):
+    """What a tensor map says; the runtime's `TensorMap` is one."""
+
+    @property
+    def name(self) -> str:
+        """The kernel argument."""
+
+    @property
+    def address(self) -> int:
+        """First element."""
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Extents in bf16 elements, innermost first."""
+
+    @property
+    def strides_bytes(self) -> tuple[int, ...]:
+        """Distances along dims 1, 2, …"""
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """Elements of one copy, innermost first."""
+
+    @property
+    def swizzle(self) -> str:
+        """`128B` or `none`."""
+
+    @property
+    def oob(self) -> str:
+        """`zeros`."""
+
+
+class Pending:
+    """Something issued that has not happened yet; `where` says who issued it."""
+
+    where: Where | None = None
+
+    def complete(self) -> None:
+        """Let it happen."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Landing(Pending):
+    """Bytes on their way to one CTA's shared memory, and to the transaction count of a barrier there."""
+
+    cta: Cta
+    spans: tuple[tuple[int, int], ...]
+    barrier_offset: int
+    fetch: Callable[[], Array]
+    write: Callable[[Array, Array], None]
+    what: str
+    where: Where | None = None
+
+    def begin(self) -> None:
+        """Mark the destination."""
+        for start, size in self.spans:
+            self.cta.shared.begin_write(start, size, self.what)
+        self.cta.landings += 1
+
+    def complete(self) -> None:
+        """Store the bytes, then count them."""
+        shared = self.cta.shared
+        if shared.exited:
+            raise Fault("exit", f"{self.what} lands in a CTA that has exited")
+        self.write(shared.data, self.fetch())
+        for start, size in self.spans:
+            shared.end_write(start, size)
+        self.cta.landings -= 1
+        self.cta.complete_bytes(self.barrier_offset, sum(size for _, size in self.spans))
+
+
+@dataclass(eq=False)
+class RemoteArrival(Pending):
+    """An arrival on its way to another CTA's barrier.
+
+    It is a release by its thread: earlier ones of the warp arrive before it, and whatever the warp releases later (an
+    arrival, a barrier, an atomic) comes after it (PTX ISA 8.8).
+    """
+
+    sender: Warp
+    cta: Cta
+    barrier_offset: int
+    count: int
+    tx_bytes: int = 0
+    where: Where | None = None
+
+    def complete(self) -> None:
+        """Arrive, after the earlier ones."""
+        on_their_way = self.sender.remote_arrivals
+        while self in on_their_way:
+            first = on_their_way.pop(0)
+            first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes)
+
+
+def linear_write(start: int) -> Callable[[Array, Array], None]:
+    """Bytes go to consecutive addresses."""
+
+    def write(shared: Array, data: Array) -> None:
+        shared[start : start + data.size] = data
+
+    return write
+
+
+def swizzled_write(start: int) -> Callable[[Array, Array], None]:
+    """Bits 4 to 6 of an address are xored with bits 7 to 9 (PTX ISA 5.5.7, 128-byte swizzle)."""
+
+    def write(shared: Array, data: Array) -> None:
+        granules = start // GRANULE + np.arange(data.size // GRANULE)
+        shared.reshape(-1, GRANULE)[granules ^ (granules >> 3 & 7)] = data.reshape(-1, GRANULE)
+
+    return write
+
+
+@dataclass(eq=False)
+class TensorView:
+    """A tensor map over an allocation: elements as an array, slowest dimension first, and who wrote them."""
+
+    record: MapRecord
+    buffer: Buffer
+    elements: Array = field(init=False)
+    writers: Array | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        record, buffer = self.record, self.buffer
+        offset = record.address - buffer.base
+        strides = (2, *record.strides_bytes)
+        # a dimension of extent 1 moves nowhere, whatever its stride
+        last = offset + sum((extent - 1) * step for extent, step in zip(record.dims, strides, strict=True))
+        if offset < 0 or last + 2 > buffer.num_bytes:
+            raise Fault(
+                "out-of-bounds",
+                f"tensor map {record.name} reaches byte {last + 2} of {buffer.name}, which has {buffer.num_bytes}",
+            )
+        shape, steps = record.dims[::-1], strides[::-1]
+        flat = buffer.data[offset : offset + (buffer.num_bytes - offset) // 2 * 2].view(np.uint16)
+        self.elements = np.lib.stride_tricks.as_strided(flat, shape, steps)
+        writer = buffer.writer
+        self.writers = None
+        if writer is not None:
+            self.writers = np.lib.stride_tricks.as_strided(writer[offset // 2 :], shape, [step * 2 for step in steps])
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a box, whether or not it lies inside."""
+        return int(np.prod(self.record.box)) * 2
+
+    def fetch(self, corner: Sequence[int]) -> Array:
+        """The bytes of a box, dense; elements outside of the tensor are zeros."""
+        box = np.zeros(self.record.box[::-1], np.uint16)
+        inside, source = [], []
+        for first, extent, width in zip(reversed(corner), self.elements.shape, box.shape, strict=True):
+            low, high = max(first, 0), min(first + width, extent)
+            if low >= high:
+                return box.reshape(-1).view(np.uint8)
+            inside.append(slice(low - first, high - first))
+            source.append(slice(low, high))
+        if self.writers is not None and not self.writers[tuple(source)].all():
+            raise Fault("unwritten-read", f"a copy reads elements of {self.buffer.name} that nothing has written")
+        box[tuple(inside)] = self.elements[tuple(source)]
+        return box.reshape(-1).view(np.uint8)
+
+
+def view_tensor(record: MapRecord, memory: GlobalMemory) -> TensorView:
+    """The view of a map over the launch's memory.
+
+    Raises
+    ------
+    Fault
+        It reaches outside of its allocation, or is of a kind that is not modelled.
+    """
+    if record.swizzle not in ("128B", "none") or record.oob != "zeros":
+        raise Fault("descriptor", f"tensor map {record.name}: {record.swizzle} and fill {record.oob} are not modelled")
+    if record.swizzle == "128B" and record.box[0] * 2 != 128:
+        raise Fault(
+            "descriptor", f"tensor map {record.name}: inner extents below the 128-byte swizzle are not modelled"
+        )
+    buffer, _ = memory.find(np.array([record.address], np.uint64), 1, f"tensor map {record.name}")
+    return TensorView(record, buffer)
+
+
+def tensor_landing(
+    view: TensorView, corner: Sequence[int], cta: Cta, start: int, barrier_offset: int, where: Where
+) -> Landing:
+    """One box on its way to one CTA."""
+    if start % 128:
+        raise Fault("out-of-bounds", f"a box of {view.record.name} goes to {start:#x}; needs a multiple of 128")
+    write = swizzled_write(start) if view.record.swizzle == "128B" else linear_write(start)
+    what = f"the copy of box {tuple(corner)} of {view.record.name}"
+    spans = ((start, view.box_bytes),)
+    return Landing(cta, spans, barrier_offset, lambda: view.fetch(corner), write, what, where)
+
+
+def bulk_landing(
+    memory: GlobalMemory, source: int, num_bytes: int, cta: Cta, start: int, barrier_offset: int, where: Where
+) -> Landing:
+    """`cp.async.bulk` from global memory to one CTA."""
+    if num_bytes % 16 or source % 16 or start % 16 or num_bytes == 0:
+        raise Fault("out-of-bounds", f"cp.async.bulk of {num_bytes} bytes, {source:#x} -> {start:#x}: multiples of 16")
+    buffer, offsets = memory.find(np.array([source], np.uint64), 16, "bulk copy")
+    first = int(offsets[0])
+    if first + num_bytes > buffer.num_bytes:
+        raise Fault("out-of-bounds", f"a bulk copy reads {buffer.name} up to {first + num_bytes} of {buffer.num_bytes}")
+
+    def fetch() -> Array:
+        rows = first + 16 * np.arange(num_bytes // 16, dtype=np.uint64)
+        buffer.check(rows, 16, "bulk copy")
+        buffer.check_written(rows, 16)
+        return buffer.data[first : first + num_bytes]
+
+    what = f"the bulk copy of {num_bytes} bytes of {buffer.name}"
+    return Landing(cta, ((start, num_bytes),), barrier_offset, fetch, linear_write(start), what, where)
+
+
+def store_landing(cta: Cta, starts: Array, rows: Array, barrier_offset: int, where: Where) -> Landing:
+    """`st.async`: 16 bytes a lane to another CTA; neighbours become one span."""
+    order = np.argsort(starts)
+    starts, rows = starts[order], rows[order]
+    cuts = np.flatnonzero(np.diff(starts) != GRANULE) + 1
+    spans = tuple((int(part[0]), int(part.size) * GRANULE) for part in np.split(starts, cuts))
+
+    def write(shared: Array, data: Array) -> None:
+        shared.reshape(-1, GRANULE)[starts // GRANULE] = data
+
+    return Landing(cta, spans, barrier_offset, lambda: rows, write, "the st.async", where)
+
+
+def barrier_at(cta: Cta, offset: int) -> MBarrier:
+    """The mbarrier at a shared offset.
+
+    Raises
+    ------
+    Fault
+        None lives there.
+    """
+    barrier = cta.shared.barriers.get(offset)
+    if barrier is None:
+        raise Fault("barrier", f"no mbarrier lives at {cta.barrier_name(offset)}")
+    return barrier

@@ -1,0 +1,179 @@
+"""Instructions through which warps meet, and accesses that others watch. Imports asynchronous, operands, barriers, ptx.
+
+`execute` runs one for a strand: the strand goes on behind it, or parks until somebody wakes it. A parked wait tries
+again from the instruction; a barrier that was arrived at is passed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.asynchronous import run_copy, run_mbarrier, run_store_async
+from cakegen.emulator.barriers import CountedBarrier
+from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
+from cakegen.emulator.ptx import Instruction
+
+if TYPE_CHECKING:
+    from cakegen.emulator.machine import Machine
+    from cakegen.emulator.warp import Strand
+
+Array = NDArray[Any]
+
+_RELEASING = {"bar", "barrier", "atom", "red", "st"}
+_ATOMS = {"add", "inc", "cas", "exch", "min", "max", "and", "or", "xor"}
+
+
+def execute(machine: Machine, strand: Strand, instruction: Instruction, where: Where) -> None:
+    """Run one such instruction for the strand's lanes.
+
+    Raises
+    ------
+    Fault
+        It does something undefined.
+    EmulationError
+        Its form is not modelled.
+    """
+    active = active_lanes(strand, instruction)
+    strand.pc += 1
+    if not active.any():
+        return
+    root = instruction.root
+    if root in _RELEASING and "relaxed" not in instruction.parts:
+        strand.warp.release()
+    if root == "bar":
+        _named_barrier(machine, strand, instruction)
+    elif root == "barrier":
+        _cluster_barrier(machine, strand, instruction)
+    elif root == "mbarrier":
+        run_mbarrier(machine, strand, instruction, active, where)
+    elif root == "cp":
+        run_copy(machine, strand, instruction, active, where)
+    elif instruction.parts[:2] == ("st", "async"):
+        run_store_async(machine, strand, instruction, active, where)
+    elif root in ("atom", "red"):
+        _atomic(machine, strand, instruction, active)
+    elif root in ("ld", "st"):
+        _strong_access(machine, strand, instruction, active)
+    elif root == "trap":
+        raise Fault("trap", f"the program gave up after {machine.time_ns} ns of modelled time")
+    else:
+        raise refused(instruction)
+
+
+def _named_barrier(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    what = instruction.parts[1]
+    if what not in ("sync", "arrive") or instruction.guard is not None:
+        raise refused(instruction)
+    cta = strand.warp.cta
+    number = int(read_lanes(strand, instruction.operands[0], "u4")[strand.mask][0])
+    total = 0
+    if len(instruction.operands) > 1:
+        total = int(read_lanes(strand, instruction.operands[1], "u4")[strand.mask][0])
+        if total == 0 or total % 32:
+            raise Fault("barrier", f"bar {number} for {total} threads; a multiple of 32 is needed")
+    if number > 15:
+        raise Fault("barrier", f"bar {number}; a CTA has barriers 0 to 15")
+    barrier = cta.named.setdefault(number, CountedBarrier(f"bar {number}"))
+    complete = barrier.arrive(strand.warp, 32, total) or barrier.complete_if_all(cta.live_warps())
+    if complete:
+        machine.wake(barrier.waiters)
+    elif what == "sync":
+        park(strand, barrier.waiters, barrier)
+
+
+def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    if instruction.parts[1] != "cluster" or instruction.parts[2] not in ("arrive", "wait"):
+        raise refused(instruction)
+    warp = strand.warp
+    cluster = warp.cta.cluster
+    barrier = cluster.barrier
+    if instruction.parts[2] == "arrive":
+        if warp.cluster_ticket >= 0:
+            raise Fault("barrier", "barrier.cluster.arrive twice without a wait between")
+        warp.cluster_ticket = barrier.generation
+        barrier.arrive(warp, 32, 0)
+        if barrier.complete_if_all(cluster.live_warps()):
+            machine.wake(barrier.waiters)
+        return
+    if warp.cluster_ticket < 0:
+        raise Fault("barrier", "barrier.cluster.wait without an arrive")
+    if barrier.generation == warp.cluster_ticket:
+        strand.pc -= 1
+        park(strand, barrier.waiters, barrier)
+    else:
+        warp.cluster_ticket = -1
+
+
+def _combine(operation: str, old: int, b: int, c: int) -> int:
+    """PTX ISA 9.7.13.5; unsigned."""
+    if operation == "cas":
+        return c if old == b else old
+    if operation == "inc":
+        return 0 if old >= b else old + 1
+    table = {"add": old + b, "exch": b, "min": min(old, b), "max": max(old, b)}
+    return (table | {"and": old & b, "or": old | b, "xor": old ^ b})[operation]
+
+
+def _atomic(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+    operation = next((part for part in instruction.parts if part in _ATOMS), None)
+    kind = instruction.parts[-1]
+    if operation is None or kind not in ("u32", "b32", "u64", "b64") or "global" not in instruction.parts:
+        raise refused(instruction)
+    width = int(kind[1:]) // 8
+    operands = instruction.operands[1:] if instruction.root == "atom" else instruction.operands
+    address = read_address(strand, operands[0], "u8")
+    values = [read_lanes(strand, operand, f"u{width}") for operand in operands[1:]]
+    old = np.zeros(32, f"u{width}")
+    for lane in np.flatnonzero(active):
+        at = address[lane : lane + 1]
+        before = int(machine.memory.load(at, width).view(f"u{width}")[0, 0])
+        b, c = (int(values[i][lane]) if i < len(values) else 0 for i in (0, 1))
+        after = _combine(operation, before, b, c) & ((1 << 8 * width) - 1)
+        machine.memory.store(at, np.array([[after]], f"u{width}").view(np.uint8), strand.warp.cta.index)
+        old[lane] = before
+        machine.touch(at)
+    if instruction.root == "atom":
+        write_lanes(strand, instruction.operands[0], active, old)
+
+
+def _strong_access(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+    """`ld.acquire`, `ld.relaxed`, `st.release`, `st.relaxed` of one word; a load that polls parks.
+
+    A load that finds again what the same lanes found at the same instruction is a poll: it parks until the word is
+    written.
+    """
+    kind = instruction.parts[-1]
+    if "global" not in instruction.parts or kind not in ("u32", "b32", "u64", "b64"):
+        raise refused(instruction)
+    width = int(kind[1:]) // 8
+    if instruction.root == "st":
+        address, value = instruction.operands
+        at = read_address(strand, address, "u8")[active]
+        rows = np.ascontiguousarray(read_lanes(strand, value, f"u{width}")[active]).view(np.uint8).reshape(-1, width)
+        machine.memory.store(at, rows, strand.warp.cta.index)
+        machine.touch(at)
+        return
+    target, address = instruction.operands
+    at = read_address(strand, address, "u8")[active]
+    rows = machine.memory.load(at, width)
+    poll = (strand.pc, int(at[0]), rows.tobytes())
+    word = int(at[0]) & ~7
+    if poll == strand.last_poll and (at == at[0]).all():
+        strand.pc -= 1
+        found = int.from_bytes(rows[0].tobytes(), "little")
+        park(strand, machine.watched.setdefault(word, []), f"a change of {_named(machine, at)} from {found}")
+        strand.last_poll = None
+        return
+    strand.last_poll = poll
+    values = np.zeros(32, f"u{width}")
+    values[active] = rows.view(f"u{width}")[:, 0]
+    write_lanes(strand, target, active, values)
+
+
+def _named(machine: Machine, at: Array) -> str:
+    buffer, offsets = machine.memory.find(at[:1], 4, "poll")
+    return f"{buffer.name} + {int(offsets[0])}"

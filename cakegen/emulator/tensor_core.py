@@ -1,0 +1,91 @@
+"""What a Hopper wgmma adds up, as measured models say. Leaf module: imports numpy only.
+
+PTX ISA 9.7.15 leaves order, rounding and subnormals open. The model: the 16 products of an instruction and the
+accumulator are one sum; every term is shifted to the largest exponent and truncated to 25 fractional bits; the sum is
+exact, and truncated to fp32 (arXiv 2511.10909, validated bit for bit on Hopper; arXiv 2512.07004 agrees in structure).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+FRACTION_BITS = 25
+_NAN = np.uint32(0x7FFFFFFF)
+
+
+def bf16_to_f32(bits: Array) -> Array:
+    """bf16 bits -> fp32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def multiply_add_hopper(a_bits: Array, b_bits: Array, c: Array) -> Array:
+    """`c [m, n] + a [m, 16] b [n, 16]^T` in the model's arithmetic.
+
+    Parameters
+    ----------
+    a_bits, b_bits
+        bf16 bits in u16.
+    c
+        fp32.
+    """
+    a = bf16_to_f32(a_bits).astype(np.float64)
+    b = bf16_to_f32(b_bits).astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()):
+        return _with_specials(a, b, a_bits, b_bits, c)
+    return _aligned_sum(a, b, a_bits, b_bits, c)
+
+
+def multiply_add_wide(a_bits: Array, b_bits: Array, c: Array) -> Array:
+    """The same in fp64, rounded once to fp32: faster, and within the tolerance of any model."""
+    a, b = bf16_to_f32(a_bits).astype(np.float64), bf16_to_f32(b_bits).astype(np.float64)
+    result: Array = (a @ b.T + c).astype(np.float32)
+    return result
+
+
+def _aligned_sum(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -> Array:
+    # k is the slowest axis, so that sums and maxima run along whole rows
+    a_exponents, b_exponents = _exponents(a_bits, 7).T, _exponents(b_bits, 7).T
+    largest = (a_exponents[:, :, None] + b_exponents[:, None, :]).max(axis=0)
+    largest = np.maximum(largest, _exponents(c.view(np.uint32), 23))
+    # 2 ** (FRACTION_BITS - largest), and its inverse, put together from their bits
+    scale = ((1023 + FRACTION_BITS - largest).astype(np.int64) << 52).view(np.float64)
+    inverse = ((1023 - FRACTION_BITS + largest).astype(np.int64) << 52).view(np.float64)
+    products = a.T[:, :, None] * b.T[:, None, :]
+    products *= scale
+    total = np.trunc(products, out=products).sum(axis=0)
+    total += np.trunc(c * scale)
+    total *= inverse
+    return _truncate_f32(total)
+
+
+def _exponents(bits: Array, shift: int) -> Array:
+    """Unbiased exponents in i16; a subnormal counts as the smallest normal, and so does zero."""
+    field = (bits >> bits.dtype.type(shift)).astype(np.int16) & np.int16(0xFF)
+    unbiased: Array = np.maximum(field, np.int16(1)) - np.int16(127)
+    return unbiased
+
+
+def _truncate_f32(value: Array) -> Array:
+    nearest = value.astype(np.float32)
+    beyond = np.abs(nearest) > np.abs(value)
+    # one ulp towards zero is one less in the bits of either sign
+    return (nearest.view(np.int32) - beyond).view(np.float32)
+
+
+def _with_specials(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -> Array:
+    """NaN and infinity go where the exact sum says; all other elements follow the model."""
+    exact = (a[:, None, :] * b[None, :, :]).sum(axis=2) + c
+    finite_rows: Array = np.asarray(np.isfinite(a).all(axis=1))
+    finite_cols: Array = np.asarray(np.isfinite(b).all(axis=1))
+    usual = finite_rows[:, None] & finite_cols[None, :] & np.isfinite(c)
+    clean = np.zeros_like(a_bits), np.zeros_like(b_bits)
+    clean[0][finite_rows], clean[1][finite_cols] = a_bits[finite_rows], b_bits[finite_cols]
+    zeros_a, zeros_b = np.where(finite_rows[:, None], a, 0.0), np.where(finite_cols[:, None], b, 0.0)
+    result = _aligned_sum(zeros_a, zeros_b, *clean, np.where(np.isfinite(c), c, np.float32(0)))
+    special = np.where(np.isnan(exact), np.full_like(c, 0).view(np.uint32) + _NAN, exact.astype(np.float32).view("u4"))
+    return np.where(usual, result, special.view(np.float32))

@@ -1,0 +1,249 @@
+"""wgmma of one warp: descriptors, chains of accumulators in flight, groups. Imports faults, memory, tensor_core, ptx.
+
+A warp computes its own 16 of the 64 rows. Between the instruction and the wait that covers its group, the accumulator
+registers are in flight (reading one is a fault), and the operands in shared memory are held: a write to them is a
+fault. The sum itself happens when the adversary says, in order along one accumulator (PTX ISA 9.7.15).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Fault
+from cakegen.emulator.memory import GRANULE
+from cakegen.emulator.ptx import Immediate, Instruction, Register, Vector
+from cakegen.errors import EmulationError
+
+if TYPE_CHECKING:
+    from cakegen.emulator.memory import SharedMemory
+    from cakegen.emulator.warp import Warp
+
+Array = NDArray[Any]
+
+_DESCRIPTOR_FIELDS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62
+_SWIZZLE_128B = 1
+_ATOM_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class WgmmaForm:
+    """One decoded instruction: `d [64, n] (+)= a [64, 16] b [n, 16]^T`, operands K-major bf16 in shared memory."""
+
+    instruction: Instruction
+    n: int
+    registers: tuple[int, ...]
+    a: int
+    b: int
+    accumulate: bool
+
+
+def decode_wgmma(instruction: Instruction) -> WgmmaForm:
+    """Decode `wgmma.mma_async` once.
+
+    Raises
+    ------
+    EmulationError
+        A shape, a type or an operand that is not modelled.
+    """
+    parts = instruction.parts
+    shape = parts[4] if len(parts) > 4 else ""
+    known = parts[1:4] == ("mma_async", "sync", "aligned") and parts[5:] == ("f32", "bf16", "bf16")
+    values = [operand.value for operand in instruction.operands[3:] if isinstance(operand, Immediate)]
+    if not known or len(instruction.operands) != 8 or values[1:] != [1, 1, 0, 0] or values[0] not in (0, 1):
+        raise EmulationError(f"{instruction.place}: {instruction.text[:100]!r}: this form of wgmma is not modelled")
+    d, a, b = instruction.operands[:3]
+    n = int(shape.removeprefix("m64n").removesuffix("k16"))
+    if not isinstance(d, Vector) or not isinstance(a, Register) or not isinstance(b, Register) or not 8 <= n <= 256:
+        raise EmulationError(f"{instruction.place}: {instruction.text[:100]!r}: operands of wgmma not modelled")
+    registers = tuple(item.index for item in d.items if isinstance(item, Register))
+    if len(registers) != n // 2:
+        raise EmulationError(f"{instruction.place}: m64n{n} needs {n // 2} accumulator registers; got {len(registers)}")
+    return WgmmaForm(instruction, n, registers, a.index, b.index, values[0] == 1)
+
+
+class InFlight:
+    """What a register holds while a wgmma owns it; whatever touches it raises."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise Fault("pending-write", f"an accumulator register is used while {self._what} is not waited for")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # numpy asks for its protocols first, and then for `__array__`
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__array__()
+
+
+@dataclass(eq=False)
+class Chain:
+    """An accumulator in flight: wgmmas on the same registers, done in their order."""
+
+    registers: tuple[int, ...]
+    sums: Array
+    token: InFlight
+    pending: list[Product] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Product:
+    """One issued wgmma of a warp."""
+
+    chain: Chain
+    form: WgmmaForm
+    a_elements: Array
+    b_elements: Array
+    held: tuple[Array, Array]
+
+
+class WgmmaUnit:
+    """The wgmma state of one warp."""
+
+    def __init__(self, warp: Warp) -> None:
+        self._warp = warp
+        self._chains: dict[tuple[int, ...], Chain] = {}
+        self._uncommitted: list[Product] = []
+        self._groups: list[list[Product]] = []
+        self._issued = 0
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether anything was issued that no wait has covered."""
+        return bool(self._uncommitted or self._groups)
+
+    def fence(self) -> None:
+        """`wgmma.fence` orders registers, which the chains do here."""
+
+    def issue(self, form: WgmmaForm, R: list[Any]) -> None:
+        """`wgmma.mma_async`."""
+        warp = self._warp
+        shared = warp.cta.shared
+        a = _descriptor(R[form.a], "a")
+        b = _descriptor(R[form.b], "b")
+        warp.cta.match_warpgroup(warp, self._issued, (form.instruction.place.ptx_line, a, b))
+        self._issued += 1
+        a_elements, a_granules = warp.machine.tiles.operand(*a, 16 * (warp.index % 4), 16, shared)
+        b_elements, b_granules = warp.machine.tiles.operand(*b, 0, form.n, shared)
+        for granules in (a_granules, b_granules):
+            shared.begin_read(granules, "wgmma")
+        chain = self._chain(form, R)
+        product = Product(chain, form, a_elements, b_elements, (a_granules, b_granules))
+        chain.pending.append(product)
+        self._uncommitted.append(product)
+        warp.machine.schedule_product(self, product)
+
+    def _chain(self, form: WgmmaForm, R: list[Any]) -> Chain:
+        chain = self._chains.get(form.registers)
+        if chain is None:
+            stacked = np.stack([R[index] for index in form.registers])
+            token = InFlight(f"`{form.instruction.opcode}` at {form.instruction.place}")
+            chain = self._chains[form.registers] = Chain(form.registers, _to_matrix(stacked), token)
+            for index in form.registers:
+                R[index] = token
+        return chain
+
+    def execute(self, product: Product) -> None:
+        """Add one product; earlier ones of the same accumulator come first."""
+        pending = product.chain.pending
+        while product in pending:
+            first = pending.pop(0)
+            elements = self._warp.cta.shared.data.view(np.uint16)
+            sums = first.chain.sums if first.form.accumulate else np.zeros_like(first.chain.sums)
+            first.chain.sums = self._warp.machine.multiply_add(
+                elements[first.a_elements], elements[first.b_elements], sums
+            )
+
+    def commit(self) -> None:
+        """`wgmma.commit_group`."""
+        self._groups.append(self._uncommitted)
+        self._uncommitted = []
+
+    def wait(self, pending_groups: int, R: list[Any]) -> None:
+        """`wgmma.wait_group`: all but the newest groups are complete, and free what they held."""
+        while len(self._groups) > pending_groups:
+            for product in self._groups.pop(0):
+                self.execute(product)
+                for granules in product.held:
+                    self._warp.cta.shared.end_read(granules)
+        live = {id(product.chain) for group in (*self._groups, self._uncommitted) for product in group}
+        for key, chain in list(self._chains.items()):
+            if id(chain) not in live:
+                self._write_back(chain, R)
+                del self._chains[key]
+
+    def _write_back(self, chain: Chain, R: list[Any]) -> None:
+        for index, values in zip(chain.registers, _to_registers(chain.sums), strict=True):
+            if R[index] is not chain.token:
+                raise Fault("pending-write", "an accumulator register was written while its wgmma was in flight")
+            R[index] = values
+
+
+def _descriptor(lanes: Array, name: str) -> tuple[int, int]:
+    """(start, stride between 8-row groups) in bytes of a K-major operand with the 128-byte swizzle."""
+    value = int(lanes[0])
+    if lanes.tobytes() != value.to_bytes(8, "little") * 32:
+        raise Fault("descriptor", f"the lanes of a warp disagree on the descriptor of {name}")
+    if value & ~_DESCRIPTOR_FIELDS:
+        raise Fault("descriptor", f"descriptor of {name} {value:#018x} sets reserved bits")
+    start, stride = (value & 0x3FFF) << 4, (value >> 32 & 0x3FFF) << 4
+    if value >> 62 != _SWIZZLE_128B:
+        raise EmulationError(f"descriptor of {name} {value:#018x}: only the 128-byte swizzle (code 1) is modelled")
+    if value >> 49 & 7:
+        raise EmulationError(f"descriptor of {name} {value:#018x}: a base offset is not modelled")
+    if start % _ATOM_BYTES >= 128 or start % 32:
+        raise Fault(
+            "descriptor",
+            f"descriptor of {name}: start {start:#x} lies in row {start % _ATOM_BYTES // 128} of its 1024-byte atom at "
+            f"byte {start % 128}; a tile starts in row 0, at a multiple of 32",
+        )
+    if stride == 0 or stride % _ATOM_BYTES:
+        raise Fault("descriptor", f"descriptor of {name}: stride {stride} between 8-row groups is no multiple of 1024")
+    return start, stride
+
+
+class TileTable:
+    """Where the elements of operands lie in shared memory, computed once a (start, stride, rows)."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int, int], tuple[Array, Array]] = {}
+
+    def operand(self, start: int, stride: int, row: int, rows: int, shared: SharedMemory) -> tuple[Array, Array]:
+        """(`[rows, 16]` indices of bf16 elements, granules) of rows from `row` on.
+
+        The offset of an element is `row % 8 * 128 + row / 8 * stride + k * 2` from the start; bits 4 to 6 of the sum
+        are then xored with bits 7 to 9 (PTX ISA 9.7.15.5.1.2).
+        """
+        key = (start, stride, row, rows)
+        if key not in self._known:
+            r = np.arange(row, row + rows)[:, None]
+            linear = start + r % 8 * 128 + r // 8 * stride + np.arange(16)[None, :] * 2
+            swizzled = linear ^ ((linear >> 7 & 7) << 4)
+            self._known[key] = swizzled // 2, np.unique(swizzled // GRANULE)
+        elements, granules = self._known[key]
+        if int(granules[-1]) * GRANULE >= shared.num_bytes:
+            raise Fault("descriptor", f"an operand at {start:#x} ends behind the CTA's {shared.num_bytes:#x} bytes")
+        return elements, granules
+
+
+def _to_matrix(registers: Array) -> Array:
+    """`[n / 2, 32]` registers -> `[16, n]` rows of the warp.
+
+    Register i of lane l holds row l / 4 + 8 ((i >> 1) & 1), column 8 (i >> 2) + 2 (l % 4) + (i & 1) (PTX ISA
+    9.7.15.5.1).
+    """
+    count = registers.shape[0]
+    cube = registers.reshape(count // 4, 2, 2, 8, 4)
+    return np.ascontiguousarray(cube.transpose(1, 3, 0, 4, 2)).reshape(16, count * 2)
+
+
+def _to_registers(matrix: Array) -> Array:
+    """The inverse of `_to_matrix`."""
+    n = matrix.shape[1]
+    cube = matrix.reshape(2, 8, n // 8, 4, 2)
+    return np.ascontiguousarray(cube.transpose(2, 0, 4, 1, 3)).reshape(n // 2, 32)

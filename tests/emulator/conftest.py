@@ -1,0 +1,109 @@
+"""Fixtures of the emulator's tests: CUDA text -> NVRTC -> emulated launch, and programs with a planted fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cakegen.compile import CompileRequest, compile_ptx, request_for
+from cakegen.emulator.adversary import Adversary
+from cakegen.emulator.launch import program_of
+from cakegen.emulator.machine import LaunchShape, Machine
+from cakegen.emulator.memory import Buffer, GlobalMemory
+from cakegen.emulator.translate import Program
+from cakegen.registry import Registry, load_registry
+
+EXPORT = "tiny_latent_moe"
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    """The small model's tree."""
+    return load_registry(EXPORT)
+
+
+@functools.cache
+def _compiled(source: str) -> Program:
+    registry = load_registry(EXPORT)
+    headers = tuple(
+        (f"{name}.cuh", registry.read(f"cake_{EXPORT}_{name}.cuh")) for name in ("device_common", "device_sm90")
+    )
+    text = f'#include "device_common.cuh"\n#include "device_sm90.cuh"\nusing namespace cake;\n{source}'
+    request = CompileRequest("test", "sm_90a", text, headers, ("-std=c++17", "-lineinfo"), (), "kernel_test")
+    return program_of(compile_ptx(request), "kernel_test")
+
+
+def aligned(values: Any, dtype: Any = None) -> np.ndarray:
+    """A copy of an array at an address that is a multiple of 256."""
+    values = np.ascontiguousarray(values, dtype)
+    raw = np.zeros(values.nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    copy = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def _launch(
+    source: str,
+    *values: Any,
+    grid: int = 1,
+    block: int = 32,
+    cluster: int = 1,
+    smem: int = 0,
+    cooperative: bool = False,
+    adversary: Adversary | None = None,
+    outputs: tuple[int, ...] = (),
+) -> Machine:
+    """Run `kernel_test`; arrays are buffers (those numbered in `outputs` are checked as outputs)."""
+    buffers = [
+        Buffer(f"argument {number}", value.ctypes.data, value.nbytes, output=number in outputs)
+        for number, value in enumerate(values)
+        if isinstance(value, np.ndarray)
+    ]
+    arguments = [value.ctypes.data if isinstance(value, np.ndarray) else value for value in values]
+    # a map's memory is the array in its `address`
+    maps = [value for value in values if hasattr(value, "box")]
+    known = {buffer.base for buffer in buffers}
+    assert all(record.address in known for record in maps)
+    shape = LaunchShape((grid, 1, 1), (block, 1, 1), (cluster, 1, 1), smem, cooperative)
+    machine = Machine(_compiled(source), GlobalMemory(buffers), shape, arguments, adversary or Adversary("early"))
+    machine.run()
+    return machine
+
+
+@pytest.fixture
+def launch() -> Callable[..., Machine]:
+    """Runs a CUDA text; see `_launch`."""
+    return _launch
+
+
+@pytest.fixture
+def array() -> Callable[..., np.ndarray]:
+    """Makes aligned arrays."""
+    return aligned
+
+
+@pytest.fixture
+def planted() -> Callable[..., Callable[[Registry, str, str], Program]]:
+    """A loader whose programs have one text replaced, in the source or in the PTX, which must hold it."""
+
+    def make(old: str, new: str, *, ptx: bool = False) -> Callable[[Registry, str, str], Program]:
+        def load(registry: Registry, key: str, arch: str) -> Program:
+            request = request_for(registry, key, arch, ("-lineinfo",))
+            if not ptx:
+                assert old in request.source, f"{request.name} does not hold {old!r}"
+                request = dataclasses.replace(request, source=request.source.replace(old, new))
+            text = compile_ptx(request)
+            if ptx:
+                assert old in text, f"the PTX of {request.name} does not hold {old!r}"
+                text = text.replace(old, new, 1)
+            return program_of(text, request.kernel_symbol)
+
+        return load
+
+    return make

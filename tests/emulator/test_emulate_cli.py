@@ -1,0 +1,59 @@
+"""`cakegen emulate`: what it prints, and its errors."""
+
+from __future__ import annotations
+
+import click.testing
+import pytest
+
+from cakegen.cli.main import main
+from cakegen.emulator import Fault
+from cakegen.emulator.cases import CaseReport
+from cakegen.emulator.launch import LaunchReport
+
+TINY = ("emulate", "--model", "tiny_latent_moe")
+
+
+def run(*arguments: str) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(main, [*TINY, *arguments])
+
+
+def test_request_runs_under_every_seed_and_is_compared() -> None:
+    result = run("--stage", "tail", "--tp", "8", "--tokens", "3", "--rank", "5", "--partials", "2", "--seeds", "2")
+    assert result.exit_code == 0, result.output
+    assert "tiny_latent_moe tail: TP 8 rank 5, T = 3, P = 2, planned for 132 SMs" in result.output
+    lines = result.output.splitlines()
+    assert [line.split(":")[0] for line in lines[2:]] == ["  seed 0", "  seed 1"]
+    assert all("y bit for bit, out " in line and " warp-instructions in " in line for line in lines[2:])
+
+
+def test_key_finds_its_own_request() -> None:
+    key = "decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k1_2_o512_c1_f_sb_rs@sm_90a"
+    result = run(key, "--schedule", "late")
+    assert result.exit_code == 0, result.output
+    assert key in result.output
+    assert "  late: y bit for bit" in result.output
+
+
+@pytest.mark.parametrize("arguments", [(), ("--stage", "tail", "--tp", "8"), ("decode:x", "--tokens", "3")])
+def test_incomplete_or_double_request_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "--stage, --tp and --tokens" in result.output
+
+
+def test_wrong_output_and_fault_end_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = LaunchReport("decode:x", 100, 0.5, "0123abcd")
+    report = CaseReport((launch,), {"y": 3.0, "out": 0.5}, ("out is outside",), {})
+    monkeypatch.setattr("cakegen.emulator.cases.emulate_case", lambda *args, **options: report)
+    result = run("--stage", "tail", "--tp", "8", "--tokens", "3", "--seed", "4")
+    assert result.exit_code == 1
+    assert "  seed 4: y differs in 3, out 5.0e-01; 100 warp-instructions in 0.5 s (200/s)" in result.output
+    assert "cakegen: seed 4: out is outside" in result.output
+
+    def fail(*args: object, **options: object) -> CaseReport:
+        raise Fault("deadlock", "nobody can go on")
+
+    monkeypatch.setattr("cakegen.emulator.cases.emulate_case", fail)
+    result = run("--stage", "tail", "--tp", "8", "--tokens", "3")
+    assert result.exit_code == 1
+    assert "cakegen: deadlock: nobody can go on" in result.output

@@ -1,0 +1,123 @@
+"""The PTX reader: every program of every export, and the corners of the syntax."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cakegen.compile import CompileRequest, compile_ptx, request_for
+from cakegen.emulator.parse import parse_kernel
+from cakegen.emulator.ptx import Address, Immediate, Kernel, Label, Register, Special, Vector
+from cakegen.emulator.translate import Program
+from cakegen.errors import EmulationError
+from cakegen.registry import load_registry
+
+FORMS = Path(__file__).with_name("opcode_forms.txt")
+HEADER = ".version 9.0\n.target sm_90a\n.address_size 64\n"
+
+
+def kernel(body: str, parameters: str = "") -> Kernel:
+    return parse_kernel(f"{HEADER}.visible .entry k({parameters})\n{{\n{body}\n}}\n", "k")
+
+
+def requests_of(export: str) -> list[CompileRequest]:
+    registry = load_registry(export)
+    keys = [key for key, name in registry.kernels.items() if "sm_90a" in registry.programs[name].arches]
+    return list({request_for(registry, key, "sm_90a", ("-lineinfo",)): None for key in keys})
+
+
+def opcodes_of(request: CompileRequest) -> frozenset[str]:
+    parsed = parse_kernel(compile_ptx(request), request.kernel_symbol)
+    Program(parsed).translate_all()
+    return parsed.opcodes()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("emulator_forms")
+def test_every_program_of_every_export_is_read_and_translated_and_uses_the_listed_forms() -> None:
+    """A form that is new to the list has been looked at: it has a meaning here and, where it can, a test."""
+    requests = [*requests_of("tiny_latent_moe"), *requests_of("kimi_k3_latent_moe")]
+    with ThreadPoolExecutor(2) as pool:
+        found = frozenset[str]().union(*pool.map(opcodes_of, requests))
+    assert sorted(found) == FORMS.read_text().split()
+
+
+def test_registers_of_an_inner_scope_hide_outer_ones() -> None:
+    parsed = kernel(".reg .pred %p<2>;\n{ .reg .pred %p1; setp.eq.s32 %p1, 1, 1; }\n@%p1 bra L;\nL: ret;")
+    inner = parsed.instructions[0].operands[0]
+    assert isinstance(inner, Register)
+    assert parsed.instructions[1].guard is not None
+    assert inner.index != parsed.instructions[1].guard.index
+
+
+def test_labels_that_repeat_in_scopes_stay_apart() -> None:
+    parsed = kernel("{ W: nanosleep.u32 1; bra W; }\n{ W: nanosleep.u32 1; bra W; }\nret;")
+    targets = [each.operands[0] for each in parsed.instructions if each.root == "bra"]
+    assert [target.target for target in targets if isinstance(target, Label)] == [0, 2]
+
+
+def test_several_instructions_and_comments_share_lines() -> None:
+    parsed = kernel(
+        ".reg .b32 %r<3>; mov.u32 %r0, 0X1F; /* a\nb */ mov.u32 %r1, %tid.x; // c\n\tadd.s32  \t%r2, %r1, -4;ret;"
+    )
+    assert [each.opcode for each in parsed.instructions] == ["mov.u32", "mov.u32", "add.s32", "ret"]
+    assert parsed.instructions[0].operands[1] == Immediate(31)
+    assert parsed.instructions[1].operands[1] == Special("tid.x")
+    assert parsed.instructions[2].operands[2] == Immediate(-4)
+
+
+def test_parameters_keep_their_alignment() -> None:
+    parsed = kernel("ret;", ".param .u32 a, .param .align 64 .b8 m[128], .param .u64 p, .param .u32 q, .param .u64 r")
+    assert [(p.name, p.offset, p.num_bytes) for p in parsed.parameters] == [
+        ("a", 0, 4),
+        ("m", 64, 128),
+        ("p", 192, 8),
+        ("q", 200, 4),
+        ("r", 208, 8),
+    ]
+
+
+def test_tensor_address_has_coordinates() -> None:
+    parsed = kernel(".reg .b64 %rd1; .reg .b32 %r<3>;\nprefetch.x [%rd1+16, {%r0, %r1}]; ret;")
+    address = parsed.instructions[0].operands[0]
+    assert isinstance(address, Address)
+    assert address.offset == 16
+    assert len(address.coordinates) == 2
+    assert not isinstance(address.coordinates[0], Vector)
+
+
+def test_place_names_source_lines_from_the_innermost_call_out() -> None:
+    text = ".loc 1 40 5\n.loc 2 12 3, function_name $L__info_string0, inlined_at 1 40 5\nret;\n"
+    files = '\n.file 1 "a/kernel.cu"\n.file 2 "b/device.cuh"\n'
+    parsed = parse_kernel(f"{HEADER}.visible .entry k()\n{{\n{text}}}\n{files}", "k")
+    assert parsed.instructions[0].place.source == (("device.cuh", 12), ("kernel.cu", 40))
+    assert str(parsed.instructions[0].place) == "device.cuh:12 in kernel.cu:40 (PTX line 8)"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (".reg .b128 %q1; ret;", "line 6: registers of type .b128"),
+        ("bra NOWHERE;", "line 6: no label NOWHERE"),
+        ("@%p9 bra L; L: ret;", "line 6: guard %p9 is not declared"),
+        (".local .align 4 .b8 depot[16]; ret;", "line 6: directive"),
+        ("ret", "no semicolon"),
+    ],
+)
+def test_what_the_reader_does_not_know_is_refused_with_its_line(body: str, message: str) -> None:
+    with pytest.raises(EmulationError, match=message):
+        kernel(body)
+
+
+@pytest.mark.parametrize("line", ["add.rm.f32 %f0, %f0, %f0", "tcgen05.alloc [%r0], 32", "ld.local.u32 %r0, [%r0]"])
+def test_unknown_form_is_refused_when_it_is_translated(line: str) -> None:
+    parsed = kernel(f".reg .f32 %f<1>; .reg .b32 %r<1>;\n{line};\nret;")
+    with pytest.raises(EmulationError, match=r"PTX line 7: .* is not modelled"):
+        Program(parsed).translate_all()
+
+
+def test_missing_entry_is_refused_with_what_there_is() -> None:
+    with pytest.raises(EmulationError, match=r"no \.entry other; it has k"):
+        parse_kernel(f"{HEADER}.visible .entry k()\n{{\nret;\n}}\n", "other")

@@ -1,0 +1,75 @@
+"""Every program of the small model against the reference, under both extremes and two seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from cakegen.emulator import Options
+from cakegen.emulator.cases import Case, emulate_case, find_case
+from cakegen.errors import EmulationError
+from cakegen.plan import partials_elems
+from cakegen.registry import Registry, load_registry
+
+KEYS = [key for key in load_registry("tiny_latent_moe").kernels if key.endswith("@sm_90a")]
+SCHEDULES = (("early", 0), ("late", 0), ("random", 0), ("random", 1))
+
+pytestmark = pytest.mark.emulator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """The reference's products are small; workers side by side would only fight over processors."""
+    torch.set_num_threads(1)
+
+
+def same_under_all_schedules(registry: Registry, case: Case, arithmetic: str = "wide") -> None:
+    reports = [emulate_case(registry, case, Options(*each, arithmetic)) for each in SCHEDULES]
+    assert [report.problems for report in reports] == [()] * len(reports)
+    for report in reports[1:]:
+        for name, value in report.outputs.items():
+            assert torch.equal(value, reports[0].outputs[name]), f"{name} depends on the schedule"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_program_matches_the_reference_whatever_the_schedule(registry: Registry, key: str) -> None:
+    same_under_all_schedules(registry, find_case(registry, key))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("front", 4, 200),
+        Case("tail", 2, 300, partials=2, sm_count=6, rank=1),
+    ],
+    ids=["front", "tail"],
+)
+def test_cut_tiles_are_summed_by_the_last_segment(registry: Registry, case: Case) -> None:
+    launches = case.plan(registry.model).launches
+    assert any(partials_elems(launch) for launch in launches), "the plan must cut tiles"
+    same_under_all_schedules(registry, case)
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 40])
+@pytest.mark.parametrize("stage", ["front", "tail"])
+def test_hopper_arithmetic_stays_within_tolerance(registry: Registry, stage: str, tokens: int) -> None:
+    same_under_all_schedules(registry, Case(stage, 4, tokens, rank=3 if stage == "tail" else 0), "hopper")
+
+
+def test_find_case_refuses_what_is_no_key(registry: Registry) -> None:
+    with pytest.raises(EmulationError, match="'decode:nothing' is no sm_90a key of tiny_latent_moe"):
+        find_case(registry, "decode:nothing")
+
+
+def test_tensors_of_another_device_are_refused(registry: Registry) -> None:
+    from cakegen.emulator import emulate_plan
+    from cakegen.emulator.cases import make_operands
+    from cakegen.runtime.validate import validate_front
+
+    case = Case("front", 8, 1)
+    request = validate_front(registry.model, **make_operands(registry.model, case))
+    elsewhere = dataclasses.replace(request, device=torch.device("meta"))
+    with pytest.raises(EmulationError, match="works on CPU tensors; got meta"):
+        emulate_plan(registry, elsewhere, case.plan(registry.model))
