@@ -42,8 +42,8 @@ def demo_command(tp: int, token_counts: tuple[int, ...], jobs: int | None) -> No
         return
     emulate_both(registry, tp)
     click.echo(
-        f"   NOT RUN on a GPU: nothing was launched, since {reason}. What ran above is the programs' PTX, emulated on this "
-        "machine's CPU; `make gpu-test` on a supported GPU launches all of them."
+        f"   NOT RUN on a GPU: nothing was launched, since {reason}. What ran above is the programs' PTX, emulated on "
+        "this machine's CPU; `make gpu-test` on a supported GPU launches all of them."
     )
 
 
