@@ -55,21 +55,17 @@ __device__ __forceinline__ void produce(
     griddepcontrol_wait();
     const u32 units = unit_count(rank);
     const u32 first_chunk = rank * Cfg::kRank0Units * Cfg::kChunksPerStage;
-    u32 load_stage = 0;
-    u32 load_phase = 0;
+    Ring load;
     for (u32 unit = 0; unit < units; ++unit) {
-        const u32 full = smem + Cfg::kStageFullOffset + load_stage * 8;
-        const u32 a = smem + Cfg::kARingOffset + load_stage * Cfg::kStageABytes;
-        const u32 b = smem + Cfg::kBRingOffset + load_stage * Cfg::kStageBBytes;
+        const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
+        const u32 a = smem + Cfg::kARingOffset + load.stage * Cfg::kStageABytes;
+        const u32 b = smem + Cfg::kBRingOffset + load.stage * Cfg::kStageBBytes;
         const u32 chunk = first_chunk + unit * Cfg::kChunksPerStage;
-        mbarrier_wait(smem + Cfg::kStageEmptyOffset + load_stage * 8, load_phase ^ 1, watch);
+        mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
         mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
         load_weights(router_map, latent_map, shared_map, tile, a, chunk, full);
         tma_load_3d(b, x_map, 0, 0, chunk, full);
-        if (++load_stage == Cfg::kNumStages) {
-            load_stage = 0;
-            load_phase ^= 1;
-        }
+        load.advance();
     }
 }
 
@@ -82,16 +78,15 @@ __device__ __forceinline__ void accumulate(
     const u32 a_half = shared ? Cfg::kStageABytes / 2 : Cfg::kChunkABytes / 2;
     const u32 a_chunk = shared ? Cfg::kChunkABytes / 2 : Cfg::kChunkABytes;
     const u32 units = unit_count(rank);
-    u32 stage = 0;
-    u32 phase = 0;
+    Ring ring;
     u32 previous_empty = 0;
     wgmma_pin(acc[0]);
     wgmma_pin(acc[1]);
 #pragma unroll 1
     for (u32 unit = 0; unit < units; ++unit) {
-        const u32 a = smem + Cfg::kARingOffset + stage * Cfg::kStageABytes;
-        const u32 b = smem + Cfg::kBRingOffset + stage * Cfg::kStageBBytes;
-        mbarrier_wait(smem + Cfg::kStageFullOffset + stage * 8, phase, watch);
+        const u32 a = smem + Cfg::kARingOffset + ring.stage * Cfg::kStageABytes;
+        const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kStageBBytes;
+        mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
         wgmma_fence();
 #pragma unroll
         for (u32 chunk = 0; chunk < Cfg::kChunksPerStage; ++chunk) {
@@ -102,11 +97,8 @@ __device__ __forceinline__ void accumulate(
         if (unit > 0 && at.lane == 0) {
             mbarrier_arrive(previous_empty);
         }
-        previous_empty = smem + Cfg::kStageEmptyOffset + stage * 8;
-        if (++stage == Cfg::kNumStages) {
-            stage = 0;
-            phase ^= 1;
-        }
+        previous_empty = smem + Cfg::kStageEmptyOffset + ring.stage * 8;
+        ring.advance();
     }
     wgmma_wait_group<0>();
     wgmma_pin(acc[0]);
@@ -204,18 +196,8 @@ __device__ __forceinline__ void set_up(
         prefetch_tensormap(latent_map);
         prefetch_tensormap(shared_map);
         prefetch_tensormap(x_map);
-        for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
-            mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
-            mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
-        }
-        mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
-        mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
-        fence_mbarrier_init();
-//% if spec.value("kClusterCtas") == 2
-        if (rank == 0 || Cfg::kSplitFinalize) {
-            mbarrier_arrive_expect_tx(smem + Cfg::kPartnerSumOffset, Cfg::kLandingBytes);
-        }
-//% endif
+        init_ring_and_pair(smem);
+        publish_barriers(rank, smem);
     }
     __syncthreads();
 //% if spec.value("kClusterCtas") == 2

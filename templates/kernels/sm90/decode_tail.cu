@@ -82,18 +82,6 @@ __device__ __forceinline__ void load_up_chunk(
 
 // ---- producer: one lane ----
 
-struct Ring {
-    u32 stage = 0;
-    u32 phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == Cfg::kNumStages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
-
 __device__ __forceinline__ bool is_down(const Share& share, u32 unit) {
     return unit < share.down;
 }
@@ -413,24 +401,14 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
                 prefetch_tensormap(operands.y_map);
             }
         }
-        for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
-            mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
-            mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
-        }
-        mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
-        mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
+        init_ring_and_pair(smem);
 //% if spec.value("kFusedNorm")
         mbarrier_init(smem + Cfg::kRowsIssuedOffset, Cfg::kNormWarps);
         mbarrier_init(smem + Cfg::kRowsArrivedOffset, 1);
         mbarrier_init(smem + Cfg::kYResidentOffset, 1);
         mbarrier_init(smem + Cfg::kRowsStagedOffset, 1);
 //% endif
-        fence_mbarrier_init();
-//% if spec.value("kClusterCtas") == 2
-        if (rank == 0 || Cfg::kSplitFinalize) {
-            mbarrier_arrive_expect_tx(smem + Cfg::kPartnerSumOffset, Cfg::kLandingBytes);
-        }
-//% endif
+        publish_barriers(rank, smem);
     }
     __syncthreads();
 //% if spec.value("kClusterCtas") == 2

@@ -79,17 +79,7 @@ __device__ __forceinline__ TilePlace place_of(u32 tile, u32 pair_rows) {
     return {first_row + inside % rows, inside / rows};
 }
 
-struct Ring {
-    u32 stage = 0;
-    u32 phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == Cfg::kNumStages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
+/*% include "kernels/sm90/ring.cuh" %*/
 
 // The warpgroup's position inside the CTA.
 struct Fragment {

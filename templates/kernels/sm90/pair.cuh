@@ -120,6 +120,28 @@ __device__ __forceinline__ bool combine_pair(
 //% endif
 
 //% endif
+/*% include "kernels/sm90/ring.cuh" %*/
+
+// One thread's part of the set-up; arrivals as listed at the top of the file.
+__device__ __forceinline__ void init_ring_and_pair(u32 smem) {
+    for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
+        mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
+        mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
+    }
+    mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
+    mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
+}
+
+// After the last initialisation. Where sums land, their bytes are expected before the partner can store any.
+__device__ __forceinline__ void publish_barriers(u32 rank, u32 smem) {
+    fence_mbarrier_init();
+//% if spec.value("kClusterCtas") == 2
+    if (rank == 0 || Cfg::kSplitFinalize) {
+        mbarrier_arrive_expect_tx(smem + Cfg::kPartnerSumOffset, Cfg::kLandingBytes);
+    }
+//% endif
+}
+
 // The tokens that a CTA stores: all, or its half.
 struct TokenRange {
     u32 first;

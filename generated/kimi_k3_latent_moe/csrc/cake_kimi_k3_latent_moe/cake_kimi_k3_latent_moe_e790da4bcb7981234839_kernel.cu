@@ -2,7 +2,7 @@
 // tail decode, TP 4, up to 8 tokens: 56 tiles, a pair splits K, 7 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 f63d986de98b15028822a22826cd8e50ffe5f21b12f3aa0613e56421e7bace79
+// seal: sha256 65dfed57ce730aec1a69f2c376eef3f1dbbbb2068a714a35bc9156e68851935f
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm90.cuh"
@@ -169,6 +169,37 @@ __device__ __forceinline__ bool combine_pair(
     mbarrier_wait_cluster(partner_sum, 0, watch);
     add_partner(kept, at.thread, landing);
     return true;
+}
+
+// Position in the ring of stages: the parity of `phase` flips each time round.
+struct Ring {
+    u32 stage = 0;
+    u32 phase = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == Cfg::kNumStages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// One thread's part of the set-up; arrivals as listed at the top of the file.
+__device__ __forceinline__ void init_ring_and_pair(u32 smem) {
+    for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
+        mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
+        mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
+    }
+    mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
+    mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
+}
+
+// After the last initialisation. Where sums land, their bytes are expected before the partner can store any.
+__device__ __forceinline__ void publish_barriers(u32 rank, u32 smem) {
+    fence_mbarrier_init();
+    if (rank == 0 || Cfg::kSplitFinalize) {
+        mbarrier_arrive_expect_tx(smem + Cfg::kPartnerSumOffset, Cfg::kLandingBytes);
+    }
 }
 
 // The tokens that a CTA stores: all, or its half.
@@ -388,18 +419,6 @@ __device__ __forceinline__ void load_up_chunk(
 }
 
 // ---- producer: one lane ----
-
-struct Ring {
-    u32 stage = 0;
-    u32 phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == Cfg::kNumStages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
 
 __device__ __forceinline__ bool is_down(const Share& share, u32 unit) {
     return unit < share.down;
@@ -632,20 +651,12 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
                 prefetch_tensormap(operands.y_map);
             }
         }
-        for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
-            mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
-            mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
-        }
-        mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
-        mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
+        init_ring_and_pair(smem);
         mbarrier_init(smem + Cfg::kRowsIssuedOffset, Cfg::kNormWarps);
         mbarrier_init(smem + Cfg::kRowsArrivedOffset, 1);
         mbarrier_init(smem + Cfg::kYResidentOffset, 1);
         mbarrier_init(smem + Cfg::kRowsStagedOffset, 1);
-        fence_mbarrier_init();
-        if (rank == 0 || Cfg::kSplitFinalize) {
-            mbarrier_arrive_expect_tx(smem + Cfg::kPartnerSumOffset, Cfg::kLandingBytes);
-        }
+        publish_barriers(rank, smem);
     }
     __syncthreads();
     cluster_arrive();

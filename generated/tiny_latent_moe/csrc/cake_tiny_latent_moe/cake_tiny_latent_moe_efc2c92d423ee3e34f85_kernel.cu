@@ -2,7 +2,7 @@
 // tail decode, TP 8, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 6b376154d9eba8f702bdfd1f9a1392775cf76c07e72e74923f6cf2b84774efc2
+// seal: sha256 5b5d9f27099b35fb5d1283b2aa3d5e2599355e7686821b3b95049b7cadcacdf3
 
 #include "cake_tiny_latent_moe_device_common.cuh"
 #include "cake_tiny_latent_moe_device_sm90.cuh"
@@ -103,6 +103,34 @@ __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_h
 
 // Sums that a CTA stores: of all tokens, or of its half of them after the pair's exchange.
 using Sums = float[2][Cfg::kFinalTokens / 2];
+
+// Position in the ring of stages: the parity of `phase` flips each time round.
+struct Ring {
+    u32 stage = 0;
+    u32 phase = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == Cfg::kNumStages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// One thread's part of the set-up; arrivals as listed at the top of the file.
+__device__ __forceinline__ void init_ring_and_pair(u32 smem) {
+    for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
+        mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
+        mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
+    }
+    mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
+    mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
+}
+
+// After the last initialisation. Where sums land, their bytes are expected before the partner can store any.
+__device__ __forceinline__ void publish_barriers(u32 rank, u32 smem) {
+    fence_mbarrier_init();
+}
 
 // The tokens that a CTA stores: all, or its half.
 struct TokenRange {
@@ -321,18 +349,6 @@ __device__ __forceinline__ void load_up_chunk(
 }
 
 // ---- producer: one lane ----
-
-struct Ring {
-    u32 stage = 0;
-    u32 phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == Cfg::kNumStages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
 
 __device__ __forceinline__ bool is_down(const Share& share, u32 unit) {
     return unit < share.down;
@@ -560,17 +576,12 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
                 prefetch_tensormap(operands.y_map);
             }
         }
-        for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
-            mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
-            mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
-        }
-        mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
-        mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
+        init_ring_and_pair(smem);
         mbarrier_init(smem + Cfg::kRowsIssuedOffset, Cfg::kNormWarps);
         mbarrier_init(smem + Cfg::kRowsArrivedOffset, 1);
         mbarrier_init(smem + Cfg::kYResidentOffset, 1);
         mbarrier_init(smem + Cfg::kRowsStagedOffset, 1);
-        fence_mbarrier_init();
+        publish_barriers(rank, smem);
     }
     __syncthreads();
 }
