@@ -252,7 +252,7 @@ def test_trap_is_a_verdict(launch: Launch, array: Make) -> None:
 
 FRONT = Case("front", 8, 5)
 TAIL = Case("tail", 1, 128, sm_count=6)
-FULL_WAIT = "mbarrier_wait(smem + Cfg::kStageFullOffset + stage * 8, phase, watch);"
+FULL_WAIT = "mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);"
 EMPTY_WAIT = "mbarrier_wait(smem + Cfg::kStageEmptyOffset + weights_ring.stage * 8, weights_ring.phase ^ 1, watch);"
 Y_WAIT = "wait_for_y(operands, smem, watch);"
 ALL = ("early", "late", "random")
@@ -269,7 +269,7 @@ BLIND = {("early", EMPTY_WAIT), ("early", Y_WAIT), ("late", Y_WAIT), ("late", "c
         (FRONT, FULL_WAIT, "", {"unwritten-read", "pending-write"}),
         (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes + 16);", {"deadlock"}),
         (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes - 16);", {"deadlock", "pending-write", "unwritten-read"}),
-        (FRONT, "load_phase ^ 1, watch", "load_phase, watch", {"deadlock"}),
+        (FRONT, "load.phase ^ 1, watch", "load.phase, watch", {"deadlock"}),
         (TAIL, EMPTY_WAIT, "", {"pending-read", "pending-write", "barrier"}),
         (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    store_staged", "store_staged", {"wrong values"}),
         (TAIL, Y_WAIT, "", {"unwritten-read"}),
