@@ -45,6 +45,8 @@ class FakeDriver:
         self.sm_count = 132
         self.resident_clusters = 66
         self.busy: set[int] = set()
+        self.captured_streams: set[int] = set()
+        self.order: list[tuple[str, int]] = []
         self.captured_elsewhere = False
         self.capture_mode = real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         self.capability = (9, 0)
@@ -87,6 +89,15 @@ class FakeDriver:
             return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         return (NOT_READY if stream in self.busy else OK,)
 
+    def capture_status(self, stream: int) -> Any:
+        kinds = real.CUstreamCaptureStatus
+        captured = stream in self.captured_streams
+        return kinds.CU_STREAM_CAPTURE_STATUS_ACTIVE if captured else kinds.CU_STREAM_CAPTURE_STATUS_NONE
+
+    def note_order(self, what: str, stream: int) -> tuple[Any]:
+        self.order.append((what, stream))
+        return (OK,)
+
     def attribute(self, kind: Any) -> int:
         return {
             "COMPUTE_CAPABILITY_MAJOR": self.capability[0],
@@ -124,6 +135,11 @@ _ANSWERS: dict[str, Any] = {
     "cuStreamSynchronize": lambda fake, stream: (OK,),
     "cuStreamDestroy": lambda fake, stream: (OK,),
     "cuStreamQuery": lambda fake, stream: fake.query(stream),
+    "cuStreamIsCapturing": lambda fake, stream: (OK, fake.capture_status(stream)),
+    "cuEventCreate": lambda fake, flags: (OK, 0xE),
+    "cuEventRecord": lambda fake, event, stream: fake.note_order("record", stream),
+    "cuStreamWaitEvent": lambda fake, stream, event, flags: fake.note_order("wait", stream),
+    "cuEventDestroy": lambda fake, event: (OK,),
     "cuMemsetD8Async": lambda fake, base, value, count, stream: (OK,),
     "cuLibraryLoadData": lambda fake, *arguments: (OK, "library"),
     "cuLibraryGetKernel": lambda fake, library, symbol: (OK, symbol.decode()),
@@ -139,6 +155,15 @@ _ANSWERS: dict[str, Any] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class FakeRequest:
+    """What the compiler is asked for."""
+
+    key: str
+    arch: str
+    flags: tuple[str, ...]
+
+
 class FakeCompiler:
     """Counts what is compiled; gives every program the same bytes."""
 
@@ -146,14 +171,18 @@ class FakeCompiler:
         self.compiled: list[str] = []
 
     def request_for(self, registry: Registry, key: str, arch: str, extra_flags: tuple[str, ...] = ()) -> Any:
-        return SimpleNamespace(key=key, arch=arch, flags=extra_flags)
+        return FakeRequest(key, arch, extra_flags)
 
     def cached_cubin(self, request: Any) -> Any:
         self.compiled.append(request.key)
         return SimpleNamespace(cubin=b"cubin of " + request.key.encode())
 
-    def compile_many(self, requests: list[Any], workers: int | None = None) -> list[Any]:
-        return [self.cached_cubin(request) for request in requests]
+    def compile_many(self, requests: list[Any], workers: int | None = None, on_done: Any = None) -> list[Any]:
+        outcomes = []
+        for request in requests:
+            outcomes.append(self.cached_cubin(request))
+            on_done(request, outcomes[-1])
+        return outcomes
 
 
 class FakeTensor:

@@ -93,14 +93,14 @@ class _Pool:
         # appended to by finalisers, which may run inside any other code of this thread: no lock there
         self.retired: collections.deque[int] = collections.deque()
 
-    def refill(self) -> None:
+    def refill(self, *, capturing: bool) -> None:
         """Take back the slots of runners that are gone, if they are many, or allocate another slab.
 
-        A kernel of such a runner may be in flight, so the device is synchronised first. That is refused while another
-        thread captures on this device; then a slab serves as well.
+        A kernel of such a runner may be in flight, so the device is synchronised first. That would end a capture of
+        this thread, and is refused while another thread captures on this device; then a slab serves as well.
         """
         count = len(self.retired)
-        if count >= self._slab_slots // 4 and _synchronised():
+        if not capturing and count >= self._slab_slots // 4 and _synchronised():
             self.free.extend(self.retired.popleft() for _ in range(count))
         else:
             self.free.extend(_allocate_slab(self.slot_bytes, self._slab_slots))
@@ -117,13 +117,16 @@ class DeviceControl:
             self._pools = [_Pool(slot_bytes, slots) for slot_bytes, slots in SLOT_SIZES]
 
     def take_words(self, count: int) -> ControlWords:
-        """Lend `count` zeroed int32; a few slots stay in reserve for runners that are prepared inside a capture.
+        """Lend `count` zeroed int32.
+
+        A few slots stay in reserve for runners that are prepared inside a capture. Where a capture spends them (a whole
+        model in one graph), a slab is allocated there too: in relaxed mode, and zeroed on a stream of its own, so that
+        the graph holds nothing of it.
 
         Raises
         ------
         LaunchError
-            More words than a slot holds; or the reserve is spent and the current stream is being captured, where
-            nothing can be allocated.
+            More words than a slot holds, or the device has no memory left.
         """
         needed = count * WORD_BYTES
         pool = next((pool for pool in self._pools if needed <= pool.slot_bytes), None)
@@ -131,14 +134,10 @@ class DeviceControl:
             most = self._pools[-1].slot_bytes
             raise LaunchError(f"{count} control words need {needed} bytes; a runner has at most {most}")
         with self._lock:
-            if len(pool.free) < RESERVED_SLOTS and not driver.is_capturing():
+            capturing = driver.is_capturing()
+            if len(pool.free) < (1 if capturing else RESERVED_SLOTS):
                 with driver.using_context(self.device.context), driver.relaxed_capture():
-                    pool.refill()
-            if not pool.free:
-                raise LaunchError(
-                    f"cuda:{self.device.ordinal}: all control words are lent, and the current stream is in capture, "
-                    "where no memory can be allocated. Prepare the runner before the capture."
-                )
+                    pool.refill(capturing=capturing)
             return ControlWords(pool.free.pop(), pool.retired)
 
     def retire_words(self, words: ControlWords) -> None:

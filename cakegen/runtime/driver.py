@@ -133,6 +133,28 @@ def is_idle(stream: int) -> bool:
     return bool(result == module.CUresult.CUDA_SUCCESS)
 
 
+def order_streams(ahead: int, behind: int) -> None:
+    """Make a stream wait, on the device, for all that another stream holds now; the host waits for nothing.
+
+    A stream that is being captured is left out: an event of it would draw the other into the capture.
+
+    Parameters
+    ----------
+    ahead, behind
+        Handles of two streams of the current context; the second is not being captured.
+    """
+    module = bindings()
+    if call("cuStreamIsCapturing", ahead) != module.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+        return
+    event = call("cuEventCreate", module.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    try:
+        call("cuEventRecord", event, ahead)
+        call("cuStreamWaitEvent", behind, event, 0)
+    finally:
+        # the driver keeps it until the stream has passed it
+        call("cuEventDestroy", event)
+
+
 @contextlib.contextmanager
 def using_context(context: int) -> Iterator[None]:
     """Make a context current for a while; a thread that had none keeps it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ from cakegen.model import DeviceFacts
 from cakegen.plan import plan_route
 from cakegen.plan.records import DecodeForm, Plan
 from cakegen.registry import Registry
-from cakegen.runtime import driver
-from cakegen.runtime.control import DeviceControl, WaitRecord, describe_wait_record, open_control, opened_control
+from cakegen.runtime.capture import refuse_cold, refuse_in_capture
+from cakegen.runtime.control import WaitRecord, describe_wait_record, open_control, opened_control
 from cakegen.runtime.device import Device, open_device, opened_device
 from cakegen.runtime.programs import LoadedProgram, ProgramTable, check_residency, measure_resident_clusters
 from cakegen.runtime.reference import reference_front, reference_tail
@@ -198,6 +198,7 @@ class LatentMoe:
         partials: Iterable[int] = (1,),
         stages: Iterable[str] = ("front", "tail"),
         workers: int | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> tuple[str, ...]:
         """Compile and load every program that a set of token counts needs, so that nothing is cold in a capture.
 
@@ -215,6 +216,8 @@ class LatentMoe:
             `front`, `tail` or both.
         workers
             Compiler threads; by default one a processor.
+        on_progress
+            Called with the steps that are done and those there are: each cold program is compiled, then loaded.
 
         Returns
         -------
@@ -238,10 +241,23 @@ class LatentMoe:
         ]
         plans = [self._plan(opened, *request) for request in requests]
         keys = dict.fromkeys(launch.key for plan in plans for launch in plan.launches)
-        self._programs.compile_all(opened, keys, workers)
+        self._programs.load_all(opened, tuple(keys), workers, on_progress)
         open_control(opened)
         routes = [self._route(opened, *request) for request in requests]
         return tuple(dict.fromkeys(launch.key for route in routes for launch in route.plan.launches))
+
+    def workspace_elems(
+        self, device: torch.device | str | int, stage: str, tp: int, tokens: int, partials: int = 1
+    ) -> int:
+        """fp32 elements of partials that a request keeps; loads its programs, since the plan depends on them.
+
+        Raises
+        ------
+        CakeError
+            As `prepare_front`.
+        """
+        opened = self._open(_ordinal(torch.device(device)))
+        return plan_partials(self._route(opened, stage, tp, tokens, partials).plan)
 
     def wait_record(self, device: torch.device | str | int) -> WaitRecord:
         """The wait record of a device, to set the wait limit or the chaos seed; allocated if it was not."""
@@ -264,9 +280,10 @@ class LatentMoe:
         if request.tokens == 0:
             return EmptyRunner(request, None)
         ordinal = _ordinal(request.device)
+        refuse_cold(request, ordinal, self._plan, self._programs)
         try:
             device = self._open(ordinal)
-            control = self._open_control(device)
+            control = open_control(device)
             route = self._route(device, request.stage, request.tp, request.tokens, request.partials)
             chosen = _workspace_for(route.plan, ordinal, workspace)
             return ProgramRunner(request, route.plan, route.programs, device, control, self.registry, chosen)
@@ -276,19 +293,12 @@ class LatentMoe:
     def _open(self, ordinal: int) -> Device:
         device = opened_device(ordinal)
         if device is None:
-            _refuse_in_capture(f"cuda:{ordinal} was not used before")
+            refuse_in_capture(f"cuda:{ordinal} was not used before", "Call it before the capture.")
             device = open_device(ordinal)
         facts = self._device_facts
         if facts is not None and facts.arch != device.arch.name:
             raise LaunchError(f"device_facts are of {facts.arch}; cuda:{ordinal} ({device.name}) is {device.arch.name}")
         return device
-
-    def _open_control(self, device: Device) -> DeviceControl:
-        control = opened_control(device.ordinal)
-        if control is None:
-            _refuse_in_capture(f"cuda:{device.ordinal} has no control memory yet")
-            control = open_control(device)
-        return control
 
     def _plan(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Plan:
         facts = self._device_facts or device.facts
@@ -341,14 +351,6 @@ def _lowers_pairs(device: Device, plan: Plan, programs: tuple[LoadedProgram, ...
         if loaded.program.launch.cluster == (2, 1, 1)
     ]
     return bool(pairs) and device.lower_resident_pairs(min(pairs))
-
-
-def _refuse_in_capture(what: str) -> None:
-    if driver.is_capturing():
-        raise LaunchError(
-            f"{what}, and the current stream is being captured, where nothing can be allocated or loaded. Call "
-            "warm_up, or prepare a runner, before the capture."
-        )
 
 
 def _check_options(request: Request, backend: str, workspace: Workspace | None) -> None:

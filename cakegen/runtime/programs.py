@@ -7,8 +7,9 @@ loaded: `find` answers from memory, and `load` refuses before it asks the driver
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cakegen import compile as compilation
@@ -82,19 +83,43 @@ class ProgramTable:
         self._loaded[device.ordinal, key] = loaded
         return loaded
 
-    def compile_all(self, device: Device, keys: Iterable[str], workers: int | None) -> None:
-        """Compile the programs of several keys into the cache, side by side.
+    def load_all(
+        self,
+        device: Device,
+        keys: Sequence[str],
+        workers: int | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Compile the programs of several keys side by side, then load them.
+
+        Parameters
+        ----------
+        workers
+            Compiler threads; by default one a processor.
+        on_progress
+            Called with the steps that are done and those there are; a program is two, to compile and to load it.
 
         Raises
         ------
         CompileError
             The compiler refused one.
+        LaunchError
+            As `load`.
         """
         cold = [key for key in keys if self.find(device, key) is None]
-        requests = [compilation.request_for(self._registry, key, device.arch.name, self._flags) for key in cold]
-        for outcome in compilation.compile_many(requests, workers=workers):
+        requests = {compilation.request_for(self._registry, key, device.arch.name, self._flags): key for key in cold}
+        steps, done = len(requests) + len(cold), itertools.count(1)
+
+        def report(*_: object) -> None:
+            if on_progress is not None:
+                on_progress(next(done), steps)
+
+        for outcome in compilation.compile_many(list(requests), workers=workers, on_done=report):
             if isinstance(outcome, CompileError):
                 raise outcome
+        for key in cold:
+            self.load(device, key)
+            report()
 
 
 def measure_resident_clusters(device: Device, loaded: LoadedProgram, launch: Launch) -> int:

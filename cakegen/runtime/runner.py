@@ -63,7 +63,8 @@ class Runner:
     """A prepared call; calling it launches on the current stream and returns the outputs.
 
     It keeps its operands alive. Capture it into a CUDA graph freely, and keep the runner (or at least its operands)
-    as long as the graph. Two streams must not run one runner at once: they would share its outputs.
+    as long as the graph. A runner has one set of outputs: a call on another stream than the last waits there, on the
+    device, for the last. Calls inside captures are not ordered so, and one runner belongs to one thread at a time.
     """
 
     def __init__(self, request: Request, plan: Plan | None) -> None:
@@ -138,6 +139,8 @@ class ProgramRunner(Runner):
             )
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
+        # where a call outside captures went last
+        self._stream: int | None = None
         # by stream: what a call there runs; the current stream's is made now, another's at its first call
         self._bound: dict[int, tuple[Callable[[], int], ...]] = {}
         self._bind_stream(driver.current_stream(device.ordinal))
@@ -169,11 +172,32 @@ class ProgramRunner(Runner):
             raise with_wait_report(error, device.ordinal, self._registry) from None
         return self.outputs
 
+    def release_operands(self) -> None:
+        """Keep no tensor alive any more, neither operands nor partials; a call then returns nothing.
+
+        For a cache whose user vouches, at each call, that live operands are at the addresses that are bound.
+        """
+        self.outputs = self._tensors = ()
+        self._workspace = self._partials = None
+
+    def _move_to(self, stream: int) -> None:
+        """Order a call on another stream behind the last one; which stream replays a capture is the caller's choice.
+
+        One comparison in a call that stays on its stream; an event only where it changes.
+        """
+        if driver.is_capturing():
+            return
+        last, self._stream = self._stream, stream
+        if last is not None:
+            driver.order_streams(last, stream)
+
     def _bind_stream(self, stream: int) -> tuple[Callable[[], int], ...]:
         bound = self._bound[stream] = tuple(launch.bind_stream(stream) for launch in self.launches)
         return bound
 
     def _launch_on(self, stream: int) -> None:
+        if stream != self._stream:
+            self._move_to(stream)
         bound = self._bound.get(stream)
         if bound is None:
             bound = self._bind_stream(stream)

@@ -37,6 +37,13 @@ class Workspace:
         self._partials: torch.Tensor | None = None
         self._stream: int | None = None
 
+    @classmethod
+    def over(cls, partials: torch.Tensor) -> Workspace:
+        """A workspace of fp32 elements that the caller allocated, such as a temporary of one call."""
+        workspace = cls(partials.device)
+        workspace._partials = partials
+        return workspace
+
     @property
     def bytes(self) -> int:
         """Bytes that are allocated now."""

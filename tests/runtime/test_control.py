@@ -136,7 +136,7 @@ def test_captured_words_never_come_back(machine: Machine, count: int, slot_bytes
 
 
 @every_size
-def test_reserve_serves_a_capture_and_then_refuses_before_the_driver_is_asked(
+def test_reserve_serves_a_capture_before_the_driver_is_asked(
     machine: Machine, count: int, slot_bytes: int, slots: int
 ) -> None:
     owner = opened(machine)
@@ -145,9 +145,26 @@ def test_reserve_serves_a_capture_and_then_refuses_before_the_driver_is_asked(
     machine.driver.calls.clear()
     for _ in range(RESERVED_SLOTS - 1):
         owner.take_words(count)
-    with pytest.raises(LaunchError, match="all control words are lent"):
-        owner.take_words(count)
     assert machine.driver.calls == []
+
+
+@every_size
+def test_capture_that_spends_the_reserve_allocates_in_relaxed_mode_and_never_synchronises(
+    machine: Machine, count: int, slot_bytes: int, slots: int
+) -> None:
+    owner = opened(machine)
+    lent = lend_to_the_reserve(owner, count, slots)
+    for words in lent:
+        owner.retire_words(words)
+    machine.capturing = True
+    machine.driver.calls.clear()
+    fresh = {owner.take_words(count).address for _ in range(RESERVED_SLOTS + slots)}
+    assert len(fresh) == RESERVED_SLOTS + slots
+    assert not fresh & {words.address for words in lent}
+    calls = machine.driver.calls
+    assert "cuCtxSynchronize" not in calls
+    modes = [at for at, call in enumerate(calls) if call == "cuThreadExchangeStreamCaptureMode"]
+    assert modes[0] < calls.index("cuMemAlloc") < modes[1]
 
 
 def test_wait_record_starts_from_the_environment(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -121,7 +122,9 @@ def test_no_tokens_launch_nothing_and_ask_no_driver(machine: Machine, tiny_regis
 
 def test_cold_prepare_in_a_capture_is_refused_before_the_driver(machine: Machine, tiny_registry: Registry) -> None:
     machine.capturing = True
-    with pytest.raises(LaunchError, match="being captured"):
+    with pytest.raises(
+        LaunchError, match="front: cuda:0 was not used before, and the current stream is being captured"
+    ):
         prepare_front(LatentMoe(tiny_registry))
     assert machine.driver.calls == []
     assert machine.compiler.compiled == []
@@ -132,9 +135,24 @@ def test_cold_program_in_a_capture_is_refused_before_the_driver(machine: Machine
     prepare_front(moe)
     machine.capturing = True
     machine.driver.calls.clear()
-    with pytest.raises(LaunchError, match=r"decode:.* not loaded on cuda:0.*warm_up"):
-        prepare_tail(moe)
+    with pytest.raises(LaunchError, match=r"tail: decode:.* not loaded on cuda:0.*Add before the capture") as error:
+        prepare_tail(moe, partials=2)
     assert machine.driver.calls == []
+    machine.capturing = False
+    # the line that the error gives is the whole remedy
+    line = str(error.value).partition("before the capture: ")[2].partition(", where moe is")[0]
+    eval(line, {"moe": moe})
+    machine.capturing = True
+    prepare_tail(moe, partials=2)()
+
+
+def test_warm_up_reports_each_program_compiled_and_loaded(machine: Machine, tiny_registry: Registry) -> None:
+    moe, reports = LatentMoe(tiny_registry), []
+    keys = moe.warm_up("cuda:0", 2, tokens=(1, 5, 64), on_progress=lambda done, total: reports.append((done, total)))
+    assert reports == [(done, 2 * len(keys)) for done in range(1, 2 * len(keys) + 1)]
+    again: list[Any] = []
+    moe.warm_up("cuda:0", 2, tokens=(1, 5, 64), on_progress=lambda done, total: again.append((done, total)))
+    assert again == []
 
 
 def test_warm_prepare_and_run_work_inside_a_capture(machine: Machine, tiny_registry: Registry) -> None:
@@ -243,6 +261,46 @@ def test_launch_failure_names_the_launch_and_appends_the_wait_report(machine: Ma
         assert part in text
     assert "A wait gave up after 2 s" in text
     assert "CTA 3, warp 2" in text
+
+
+def test_runner_on_another_stream_waits_for_the_last_one(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    runner()
+    assert machine.driver.order == []
+    machine.stream = 0x5EB
+    runner()
+    assert machine.driver.order == [("record", 0x5EA), ("wait", 0x5EB)]
+    assert machine.driver.launches[-1].stream == 0x5EB
+    runner()
+    assert len(machine.driver.order) == 2
+
+
+def test_captures_take_no_part_in_the_order_of_streams(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.stream, machine.capturing = 0x5EB, True
+    runner()
+    assert machine.driver.order == []
+    machine.capturing = False
+    # what ran eagerly on 0x5EA, now captured by another thread, must not draw this stream into its capture
+    machine.driver.captured_streams = {0x5EA}
+    runner()
+    assert machine.driver.order == []
+    assert len(machine.driver.launches) == 3
+
+
+def test_released_runner_keeps_no_tensor_and_still_launches(machine: Machine, tiny_registry: Registry) -> None:
+    operands = on_gpu(front_operands(MODEL, 2, 5))
+    kept = [weakref.ref(tensor) for tensor in operands.values()]
+    runner = LatentMoe(tiny_registry).prepare_front(**operands)
+    assert isinstance(runner, ProgramRunner)
+    runner.release_operands()
+    operands.clear()
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * len(kept)
+    assert runner() == ()
+    assert len(machine.driver.launches) == 1
 
 
 def test_dead_runner_gives_its_control_words_back(machine: Machine, tiny_registry: Registry) -> None:

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import pytest
+import torch
 from models import tiny_model
 from runtime_fakes import FakeTensor, Machine
 from runtime_operands import front_operands, tail_operands
@@ -177,6 +178,13 @@ def test_same_stream_asks_the_driver_nothing(machine: Machine) -> None:
     machine.driver.calls.clear()
     workspace.enter(0xA)
     assert machine.driver.calls == []
+
+
+def test_workspace_over_memory_of_the_caller_uses_it_and_grows_past_it(machine: Machine) -> None:
+    partials = FakeTensor(torch.empty(8), 0)
+    workspace = Workspace.over(partials)  # type: ignore[arg-type]
+    assert workspace.reserve(8) is partials
+    assert workspace.reserve(9) is not partials
 
 
 def test_capture_is_not_checked_and_leaves_the_stream_as_it_was(machine: Machine) -> None:
