@@ -1,0 +1,127 @@
+"""Who wrote and who read each cell of a memory last. Imports numpy, faults, ptx and vector_clock only.
+
+A cell is 16 bytes until a narrower access comes; then all cells of that memory become as narrow. So two threads that
+write neighbouring elements do not race, and most memories stay coarse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Where, lanes_text
+from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.vector_clock import EXECUTED, FENCED_GLOBAL, FENCED_SHARED, Position, VectorClock
+
+Ids = NDArray[np.int32]
+Indices = NDArray[np.int64]
+
+WIDEST = 16
+# Later than any time that a thread can know: an operation that is still in flight.
+IN_FLIGHT = (1 << 31) - 1
+
+
+@dataclass(eq=False, slots=True)
+class Access:
+    """One instruction's accesses at one time of its slot.
+
+    Parameters
+    ----------
+    slot, time
+        Who made them: a thread that knows this slot up to this time comes after them.
+    asynchronous
+        By the asynchronous proxy, or by `st.async`; else generic.
+    strong
+        Scope of a strong access (`.relaxed`, `.acquire`, `.volatile`, an atomic); -1 of a weak one.
+    """
+
+    slot: int
+    time: int
+    position: Position
+    instruction: Instruction
+    warp: int
+    lanes: NDArray[np.bool_] | None
+    what: str
+    asynchronous: bool = False
+    strong: int = -1
+
+    @property
+    def where(self) -> Where:
+        """Its place."""
+        active = list(range(32)) if self.lanes is None else [int(lane) for lane in np.flatnonzero(self.lanes)]
+        return Where(self.instruction, self.position.cta, self.warp, lanes_text(active))
+
+    def is_before(self, clock: VectorClock, row: int) -> bool:
+        """Whether a clock knows it."""
+        return clock.knows(row, self.slot, self.time)
+
+    def tolerates(self, other: Access) -> bool:
+        """Both are strong, and their scopes hold each other: such a pair is no race (PTX ISA 8.7, morally strong)."""
+        return (
+            min(self.strong, other.strong) >= 0
+            and self.position.within(self.strong, other.position)
+            and other.position.within(other.strong, self.position)
+        )
+
+
+class ReaderSets:
+    """Sets of reads, each kept once: a cell holds a number."""
+
+    def __init__(self, accesses: list[Access]) -> None:
+        self._accesses = accesses
+        self.members: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}
+        self._after: dict[tuple[int, int], int] = {}
+
+    def add(self, number: int, access: int, clock: VectorClock) -> int:
+        """A set and one more read; reads that come before the new one are covered by it."""
+        key = (number, access)
+        found = self._after.get(key)
+        if found is None:
+            kept = [each for each in self.members[number] if not self._accesses[each].is_before(clock, EXECUTED)]
+            members = tuple(sorted({*kept, access}))
+            found = self._numbers.get(members)
+            if found is None:
+                found = self._numbers[members] = len(self.members)
+                self.members.append(members)
+            self._after[key] = found
+        return found
+
+
+class Shadow:
+    """The last accesses of one memory.
+
+    Parameters
+    ----------
+    name
+        What an offset is called in a report.
+    fenced_row
+        The row of a clock that `fence.proxy.async` fills for this kind of memory.
+    """
+
+    def __init__(self, num_bytes: int, name: Callable[[int], str], is_global: bool) -> None:
+        self.name = name
+        self.fenced_row = FENCED_GLOBAL if is_global else FENCED_SHARED
+        self.cell = WIDEST
+        cells = -(-num_bytes // 64) * 64 // WIDEST
+        self._writes: Ids = np.zeros(cells, np.int32)
+        self._reads: Ids = np.zeros(cells, np.int32)
+        self._views: dict[int, tuple[Ids, Ids]] = {}
+
+    def views(self, width: int) -> tuple[Ids, Ids]:
+        """Last writes and reads as `[n, cells]`: a row is `width` bytes."""
+        if width not in self._views:
+            if width < self.cell:
+                self._refine(width)
+            per_row = width // self.cell
+            self._views[width] = self._writes.reshape(-1, per_row), self._reads.reshape(-1, per_row)
+        return self._views[width]
+
+    def _refine(self, width: int) -> None:
+        self._writes = np.repeat(self._writes, self.cell // width)
+        self._reads = np.repeat(self._reads, self.cell // width)
+        self.cell = width
+        self._views.clear()
