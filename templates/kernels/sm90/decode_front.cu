@@ -11,41 +11,9 @@
 //   ring_drained    4: one lane of each MMA warp of the CTA where sums land, on its partner, before they may.
 /*% include "kernels/cfg.cuh" %*/
 
-/*% include "kernels/sm90/pair.cuh" %*/
+/*% include "kernels/pair.cuh" %*/
 
-enum class TileClass { kRouter, kLatent, kShared };
-
-// Which weight rows a CTA multiplies. A shared tile has 64 gate rows from `row` on and the matching up rows.
-struct Tile {
-    TileClass kind;
-    u32 row;
-};
-
-__device__ __forceinline__ Tile tile_of(u32 index) {
-    if (index < Cfg::kRouterTiles) {
-        return {TileClass::kRouter, index * Cfg::kBlockM};
-    }
-    if (index < Cfg::kRouterTiles + Cfg::kLatentTiles) {
-        return {TileClass::kLatent, (index - Cfg::kRouterTiles) * Cfg::kBlockM};
-    }
-    return {TileClass::kShared, (index - Cfg::kRouterTiles - Cfg::kLatentTiles) * (Cfg::kBlockM / 2)};
-}
-
-// Ring units of a rank: rank 0 owns [0, kRank0Units), rank 1 the rest.
-__device__ __forceinline__ u32 unit_count(u32 rank) {
-    return rank == 0 ? Cfg::kRank0Units : Cfg::kRank1Units;
-}
-
-__device__ __forceinline__ void load_weights(
-    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map,
-    const Tile& tile, u32 a, u32 chunk, u32 barrier) {
-    if (tile.kind == TileClass::kShared) {
-        tma_load_3d(a, shared_map, 0, tile.row, chunk, barrier);
-        tma_load_3d(a + Cfg::kStageABytes / 2, shared_map, 0, Cfg::kSharedCols + tile.row, chunk, barrier);
-    } else {
-        tma_load_3d(a, tile.kind == TileClass::kRouter ? router_map : latent_map, 0, tile.row, chunk, barrier);
-    }
-}
+/*% include "kernels/front_tiles.cuh" %*/
 
 // One lane streams this CTA's units, weights and tokens in one loop. Only the tokens depend on an earlier launch, but
 // both wait for it: the launch is an ordinary one, in which the wait costs nothing.
@@ -105,58 +73,7 @@ __device__ __forceinline__ void accumulate(
     wgmma_pin(acc[1]);
 }
 
-struct Outputs {
-    float* logits;
-    u16* latent;
-    u16* shared_act;
-    TokenRange tokens;
-    u32 logits_pitch;
-    u32 latent_pitch;
-    u32 shared_act_pitch;
-};
-
-// fp32, unrounded. Four tokens of a quad stand 2 rows apart, so a warp's 32 stores hit 32 banks.
-__device__ __forceinline__ void store_router(
-    const Sums& sums, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
-    constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 4);
-    chaos_point(staging);
-#pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-        for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
-            const u32 row = 64 * half + 16 * at.warp + at.lane / 4 + 8 * ((i >> 1) & 1);
-            const u32 token = 8 * (i >> 2) + 2 * (at.lane % 4) + (i & 1);
-            st_shared_f32(staging + token * kPitch + row * 4, sums[half][i]);
-        }
-    }
-    named_barrier_sync(Cfg::kMmaBarrier, 128);
-    store_staged<Cfg::kBlockM, 4>(
-        staging, at.thread, out.logits, out.logits_pitch, tile.row, Cfg::kRouterCols, out.tokens);
-}
-
-__device__ __forceinline__ void store_latent(
-    const Sums& sums, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
-    constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 2);
-    stage_bf16(sums[0], at, staging, kPitch, 0);
-    stage_bf16(sums[1], at, staging, kPitch, 64);
-    named_barrier_sync(Cfg::kMmaBarrier, 128);
-    store_staged<Cfg::kBlockM, 2>(
-        staging, at.thread, out.latent, out.latent_pitch, tile.row, Cfg::kLatentCols, out.tokens);
-}
-
-// The gate and the up value of one output sit in the same thread and register.
-__device__ __forceinline__ void store_shared(
-    Sums& sums, const Tile& tile, const Fragment& at, u32 staging, const Outputs& out) {
-#pragma unroll
-    for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
-        sums[0][i] = situ(sums[0][i], sums[1][i], Cfg::kSituBeta, Cfg::kSituLinearBeta);
-    }
-    constexpr u32 kPitch = staging_pitch(Cfg::kBlockM / 2 * 2);
-    stage_bf16(sums[0], at, staging, kPitch, 0);
-    named_barrier_sync(Cfg::kMmaBarrier, 128);
-    store_staged<Cfg::kBlockM / 2, 2>(
-        staging, at.thread, out.shared_act, out.shared_act_pitch, tile.row, Cfg::kSharedCols, out.tokens);
-}
+/*% include "kernels/front_stores.cuh" %*/
 
 __device__ __forceinline__ void multiply_and_store(
     const Tile& tile, u32 rank, u32 smem, const Outputs& out, const Watch& watch) {

@@ -79,7 +79,7 @@ __device__ __forceinline__ TilePlace place_of(u32 tile, u32 pair_rows) {
     return {first_row + inside % rows, inside / rows};
 }
 
-/*% include "kernels/sm90/ring.cuh" %*/
+/*% include "kernels/ring.cuh" %*/
 
 // The warpgroup's position inside the CTA.
 struct Fragment {

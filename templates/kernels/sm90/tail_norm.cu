@@ -6,7 +6,7 @@ using namespace cake;
 // read by the launch that follows in the stream.
 /*% include "kernels/cfg.cuh" %*/
 
-/*% include "kernels/sm90/norm_row.cuh" %*/
+/*% include "kernels/norm_row.cuh" %*/
 
 extern "C" __global__ void
 __launch_bounds__(Cfg::kNumThreads)

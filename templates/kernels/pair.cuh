@@ -10,6 +10,7 @@ struct Fragment {
     u32 lane;
 };
 
+//% if spec.arch_family == "sm90"
 // One K chunk of 64: four k-steps of 16 for both halves. `a_half` is the distance of the second half's rows.
 __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_half, u32 b) {
 #pragma unroll
@@ -20,6 +21,7 @@ __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_h
     }
 }
 
+//% endif
 // Sums that a CTA stores: of all tokens, or of its half of them after the pair's exchange.
 using Sums = float[2][Cfg::kFinalTokens / 2];
 
@@ -120,13 +122,17 @@ __device__ __forceinline__ bool combine_pair(
 //% endif
 
 //% endif
-/*% include "kernels/sm90/ring.cuh" %*/
+/*% include "kernels/ring.cuh" %*/
 
 // One thread's part of the set-up; arrivals as listed at the top of the file.
 __device__ __forceinline__ void init_ring_and_pair(u32 smem) {
     for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
         mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
+//% if spec.arch_family == "sm90"
         mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 4);
+//% else
+        mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 1);
+//% endif
     }
     mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
     mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);

@@ -1,0 +1,111 @@
+// A rank's share of K, in chunks: `down` from `first_down` on, then `up` from `first_up` on.
+struct Share {
+    u32 first_down;
+    u32 down;
+    u32 first_up;
+    u32 up;
+};
+
+__device__ __forceinline__ Share share_of(u32 rank) {
+    if (rank == 0) {
+        return {0, Cfg::kRank0DownChunks, 0, Cfg::kRank0UpChunks};
+    }
+    return {Cfg::kRank0DownChunks, Cfg::kRank1DownChunks, Cfg::kRank0UpChunks, Cfg::kRank1UpChunks};
+}
+
+// The kernel's operands, as every role needs them.
+struct Operands {
+    const TensorMap& shared_down_map;
+    const TensorMap& up_map;
+    const TensorMap& shared_act_map;
+    const TensorMap& y_map;
+//% if spec.value("kFusedNorm")
+    const u16* routed;
+    const u16* norm_weight;
+    u16* y;
+    u32* counters;
+    u32 num_partials;
+    u32 routed_pitch;
+    u32 routed_partial_stride;
+    u32 y_pitch;
+//% endif
+    u16* out;
+    u32 num_tokens;
+    u32 out_pitch;
+    u32 up_col0;  // first latent column of this rank's slice
+};
+
+// One up chunk of a [rows, latent] operand. A ragged slice is a map over columns that ends at the slice, so that the
+// rest of its last chunk arrives as zeros; else the map counts whole chunks.
+__device__ __forceinline__ void load_up_chunk(
+    u32 destination, const TensorMap& map, u32 row, u32 up_col0, u32 chunk, u32 barrier) {
+    if constexpr (Cfg::kUpRagged) {
+        tma_load_3d(destination, map, up_col0 + chunk * Cfg::kBlockK, row, 0, barrier);
+    } else {
+        tma_load_3d(destination, map, 0, row, up_col0 / Cfg::kBlockK + chunk, barrier);
+    }
+}
+
+// ---- producer: one lane ----
+
+__device__ __forceinline__ bool is_down(const Share& share, u32 unit) {
+    return unit < share.down;
+}
+
+// The tokens' box of a down unit, always; of an up unit unless y is resident.
+__device__ __forceinline__ u32 unit_bytes(bool down) {
+    return down || !Cfg::kResidentB ? Cfg::kChunkABytes + Cfg::kChunkBBytes : Cfg::kChunkABytes;
+}
+
+__device__ __forceinline__ void load_unit_weights(
+    const Operands& operands, const Share& share, u32 tile_row, u32 unit, u32 a, u32 full) {
+    mbarrier_arrive_expect_tx(full, unit_bytes(is_down(share, unit)));
+    if (is_down(share, unit)) {
+        tma_load_3d(a, operands.shared_down_map, 0, tile_row, share.first_down + unit, full);
+    } else {
+        load_up_chunk(a, operands.up_map, tile_row, operands.up_col0, share.first_up + unit - share.down, full);
+    }
+}
+//% if spec.value("kStagedRows")
+
+// The routed rows and the norm weight, for the norm warps: (num_tokens + 1) rows of kLatentCols * 2 bytes.
+__device__ __forceinline__ void load_staged_rows(const Operands& operands, u32 smem) {
+    constexpr u32 kRowBytes = Cfg::kLatentCols * 2;
+    const u32 staged = smem + Cfg::kRowsStagedOffset;
+    mbarrier_arrive_expect_tx(staged, (operands.num_tokens + 1) * kRowBytes);
+    bulk_load(smem + Cfg::kNormWeightOffset, operands.norm_weight, kRowBytes, staged);
+    for (u32 row = 0; row < operands.num_tokens; ++row) {
+        const u16* source = operands.routed + static_cast<u64>(row) * operands.routed_pitch;
+        bulk_load(smem + Cfg::kStagedRowsOffset + row * kRowBytes, source, kRowBytes, staged);
+    }
+}
+//% endif
+
+//% if spec.value("kFusedNorm") and not spec.value("kResidentB")
+// y is complete in global memory: this CTA has arrived, and the counter has wrapped, so every other has too. The
+// fence takes the acquired writes over to the copies.
+__device__ __forceinline__ void wait_for_y(const Operands& operands, u32 smem, const Watch& watch) {
+    mbarrier_wait(smem + Cfg::kRowsArrivedOffset, 0, watch);
+    counter_wait_wrapped(operands.counters, watch);
+    fence_proxy_async_global();
+}
+
+//% endif
+// Weights run ahead of the tokens' boxes: they depend neither on an earlier launch nor on the norm. `weights` is the
+// next unit to load them for.
+struct Loads {
+    u32 weights = 0;
+    Ring weights_ring;
+
+    __device__ __forceinline__ void load_weights_to(
+        u32 end, const Operands& operands, const Share& share, u32 tile_row, u32 smem, const Watch& watch) {
+        for (; weights < end; ++weights) {
+            mbarrier_wait(smem + Cfg::kStageEmptyOffset + weights_ring.stage * 8, weights_ring.phase ^ 1, watch);
+            load_unit_weights(
+                operands, share, tile_row, weights,
+                smem + Cfg::kARingOffset + weights_ring.stage * Cfg::kChunkABytes,
+                smem + Cfg::kStageFullOffset + weights_ring.stage * 8);
+            weights_ring.advance();
+        }
+    }
+};
