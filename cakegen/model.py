@@ -80,6 +80,10 @@ class DecodeRules:
         Up to this token tile one stage is left free, but a ring without staged or resident rows keeps so many.
     issue_ahead
         Weight stages that are issued before the row loads, where a gate holds those back.
+    front_ahead
+        Weight stages that the front issues before it waits for an earlier launch, in an ordinary launch.
+    overlap_ahead_n_pad
+        Up to this token tile, a launch that overlaps the one before it issues its whole ring of weights first.
     stagger_units
         The unit before which a staggered fill pauses.
     split_finalize_n_pad
@@ -108,6 +112,8 @@ class DecodeRules:
     small_n_pad: int
     small_min_stages_plain: int
     issue_ahead: int
+    front_ahead: int
+    overlap_ahead_n_pad: int
     stagger_units: int
     split_finalize_n_pad: int
 

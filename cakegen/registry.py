@@ -36,12 +36,28 @@ _NAMES = ("SCHEMA_VERSION", "EXPORT", "MODEL", "MODULES", "KERNELS", "SPECIALIZA
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """Launch attributes as the export decided them; the runtime adds and drops nothing."""
+    """Launch attributes as the export decided them.
+
+    Parameters
+    ----------
+    block, cluster
+        Threads of a CTA, CTAs of a cluster.
+    cooperative
+        CTAs of the whole grid wait for each other.
+    programmatic
+        Launched with the attribute of programmatic stream serialization: the program waits for the launch before it.
+    overlap
+        The program reads nothing but weights before it waits for the launch before it, so that a caller whose launches
+        write no weights may have it launched programmatically too.
+    dynamic_smem_bytes
+        Dynamic shared memory of a CTA.
+    """
 
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
     cooperative: bool
     programmatic: bool
+    overlap: bool
     dynamic_smem_bytes: int
 
 
@@ -224,6 +240,7 @@ def _program(name: str, record: dict[str, Any]) -> Program:
             cluster=tuple(launch["cluster"]),
             cooperative=launch["cooperative"],
             programmatic=launch["programmatic"],
+            overlap=launch["overlap"],
             dynamic_smem_bytes=launch["dynamic_smem_bytes"],
         ),
         closure_digest=tuple(sorted(record["closure_digest"].items())),

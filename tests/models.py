@@ -33,6 +33,8 @@ DECODE = DecodeRules(
     small_min_stages_plain=2,
     issue_ahead=3,
     stagger_units=2,
+    front_ahead=3,
+    overlap_ahead_n_pad=8,
     split_finalize_n_pad=0,
 )
 

@@ -70,6 +70,8 @@ def _draw(chance: random.Random, seed: int) -> Model:
         resident_tokens_short=chance.randint(0, 32),
         resident_min_stages=chance.randint(1, 8),
         issue_ahead=chance.randint(1, 3),
+        front_ahead=chance.randint(0, 4),
+        overlap_ahead_n_pad=chance.choice((0, 8, 128)),
         stagger_units=chance.randint(1, 3),
     )
     sm_counts = tuple(sorted(chance.sample((2, 5, 9, 16, 24, 40, 78, 132), 2)))

@@ -114,9 +114,22 @@ class FakeDriver:
         return launch
 
     def launch(self, config: Any, function: Any, pointers: int, extra: int) -> tuple[Any]:
+        if function.context != self.context:
+            return (real.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         self.launches.append(Launched(function, int(config.hStream), self.context, grid, pointers))
         return (OK,)
+
+
+class Function(str):
+    """A loaded kernel by its symbol; it belongs to the context that was current."""
+
+    context: int
+
+    def __new__(cls, symbol: str, context: int) -> Function:
+        function = super().__new__(cls, symbol)
+        function.context = context
+        return function
 
 
 _ANSWERS: dict[str, Any] = {
@@ -142,7 +155,7 @@ _ANSWERS: dict[str, Any] = {
     "cuEventDestroy": lambda fake, event: (OK,),
     "cuMemsetD8Async": lambda fake, base, value, count, stream: (OK,),
     "cuLibraryLoadData": lambda fake, *arguments: (OK, "library"),
-    "cuLibraryGetKernel": lambda fake, library, symbol: (OK, symbol.decode()),
+    "cuLibraryGetKernel": lambda fake, library, symbol: (OK, Function(symbol.decode(), fake.context)),
     "cuKernelGetFunction": lambda fake, kernel: (OK, kernel),
     "cuFuncLoad": lambda fake, function: (OK,),
     "cuFuncSetAttribute": lambda fake, function, kind, value: (OK,),

@@ -29,6 +29,7 @@ MODULE = {
         "cluster": [1, 1, 1],
         "cooperative": False,
         "programmatic": False,
+        "overlap": False,
         "dynamic_smem_bytes": 0,
     },
     "closure_digest": {"sm_90a": "0" * 64},

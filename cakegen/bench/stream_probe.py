@@ -148,7 +148,7 @@ class StreamProbe:
         self._ordinal = ordinal
         self._grid_ctas = (device.sm_count, 1, 1)
         self._wait_record = open_control(device).wait_record.device_address
-        self._record = LaunchRecord((32, 1, 1), (1, 1, 1), False, False, BARRIER_BYTES + RING_BYTES)
+        self._record = LaunchRecord((32, 1, 1), (1, 1, 1), False, False, False, BARRIER_BYTES + RING_BYTES)
         requests = [probe_request(shape, device.arch.name) for shape in BOX_SHAPES]
         with driver.using_context(device.context):
             self._kernels = {

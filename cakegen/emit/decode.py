@@ -65,6 +65,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
             cluster=(form.cluster_ctas, 1, 1),
             cooperative=form.needs_residency,
             programmatic=False,
+            overlap=True,
             dynamic_smem_bytes=smem.total_bytes,
         ),
     )
@@ -101,6 +102,7 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
             cluster=(1, 1, 1),
             cooperative=False,
             programmatic=False,
+            overlap=False,
             dynamic_smem_bytes=0,
         ),
     )
@@ -190,7 +192,7 @@ def _tail_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
         Constant("kFusedNorm", form.fused_norm, "the launch normalises the routed rows itself"),
         Constant("kResidentB", form.resident_b, "y of the own up chunks stays in shared memory"),
         Constant("kStagedRows", form.staged_rows, "routed rows and norm weight are copied to shared memory first"),
-        Constant("kIssueAhead", form.issue_gate, "weight stages issued before the row loads"),
+        Constant("kIssueGate", form.issue_gate > 0, "row loads are issued before all but the first weights"),
         Constant("kNoPrefetch", form.no_prefetch, "no tensor-map prefetch"),
         Constant("kStaggerUnits", form.stagger_units, "the cold fill pauses before this unit (0: never)"),
     )
@@ -291,18 +293,27 @@ def _front_arguments() -> tuple[tuple[str, str], ...]:
     return arguments(
         ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
         ("logits", "latent", "shared_act", "wait_record"),
-        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch"),
+        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", "weights_ahead"),
     )
 
 
 def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
     maps = ("shared_down_weight", "up_weight", "shared_act", "y_workspace")
     if not form.fused_norm:
-        return arguments(maps, ("out", "wait_record"), ("num_tokens", "out_pitch", "up_col0"))
+        return arguments(maps, ("out", "wait_record"), ("num_tokens", "out_pitch", "up_col0", "weights_ahead"))
     return arguments(
         maps,
         ("routed", "norm_weight", "y_workspace", "out", "counters", "wait_record"),
-        ("num_tokens", "num_partials", "routed_pitch", "routed_partial_stride", "y_pitch", "out_pitch", "up_col0"),
+        (
+            "num_tokens",
+            "num_partials",
+            "routed_pitch",
+            "routed_partial_stride",
+            "y_pitch",
+            "out_pitch",
+            "up_col0",
+            "weights_ahead",
+        ),
     )
 
 

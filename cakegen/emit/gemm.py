@@ -61,6 +61,7 @@ def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
             cluster=(PAIR_CTAS, 1, 1),
             cooperative=False,
             programmatic=tail,
+            overlap=False,
             dynamic_smem_bytes=total_bytes,
         ),
     )

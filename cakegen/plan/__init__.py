@@ -1,5 +1,6 @@
 """Pure planning: a model, a request and device facts give a `Plan`. No torch, no pydantic, no I/O."""
 
+from cakegen.plan.decode import weights_ahead
 from cakegen.plan.form import form_of
 from cakegen.plan.records import DecodeForm, GemmForm, Launch, NormForm, Plan, Rule
 from cakegen.plan.route import plan_route
@@ -21,4 +22,5 @@ __all__ = [
     "partials_elems",
     "plan_route",
     "unit_shares",
+    "weights_ahead",
 ]

@@ -181,6 +181,20 @@ def _front_depth(shape: DecodeShape, cluster: int, model: Model, device: DeviceF
     )
 
 
+def weights_ahead(form: DecodeForm, model: Model, overlap: bool) -> int:
+    """Weight stages that a launch issues before it waits for the launch before it.
+
+    Parameters
+    ----------
+    overlap
+        The launch may start while the one before it runs, and has time for weights.
+    """
+    rules = model.decode
+    if overlap and form.n_pad <= rules.overlap_ahead_n_pad:
+        return form.num_stages
+    return min(rules.front_ahead, form.num_stages) if form.stage == "front" else form.issue_gate
+
+
 def n_pad_rule(shape: DecodeShape, model: Model) -> Rule:
     """Why the tokens are padded to `n_pad`."""
     choices = ", ".join(str(n) for n in model.decode.n_pads)

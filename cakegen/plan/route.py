@@ -10,7 +10,7 @@ import functools
 from cakegen.arch import architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan.decode import plan_decode_front
+from cakegen.plan.decode import plan_decode_front, weights_ahead
 from cakegen.plan.decode_tail import plan_decode_tail
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.prefill import plan_prefill
@@ -92,9 +92,9 @@ def _plan_decode(
     shape = decode_shape(model, stage, tp, tokens, partials)
     if stage == "front":
         form, rules = plan_decode_front(shape, model, device)
-        return (decode_launch(form, device),), rules
+        return (decode_launch(form, model, device),), rules
     tail = plan_decode_tail(shape, model, device)
-    launch = decode_launch(tail.form, device)
+    launch = decode_launch(tail.form, model, device)
     if not tail.separate_norm:
         return (launch,), tail.rules
     norm = norm_launch(model, tokens, False, device)
@@ -102,9 +102,11 @@ def _plan_decode(
     return (norm, launch), (*tail.rules, rule)
 
 
-def decode_launch(form: DecodeForm, device: DeviceFacts) -> Launch:
-    """A decode form as a launch; its run-time arguments (tokens, pitches) follow from the operands alone."""
-    return Launch(f"decode:{form.symbol}{architecture(device.arch).key_suffix}", (form.grid_ctas, 1, 1), (), form)
+def decode_launch(form: DecodeForm, model: Model, device: DeviceFacts) -> Launch:
+    """A decode form as an ordinary launch; its other run-time arguments follow from the operands alone."""
+    parameters = (("weights_ahead", weights_ahead(form, model, False)),)
+    key = f"decode:{form.symbol}{architecture(device.arch).key_suffix}"
+    return Launch(key, (form.grid_ctas, 1, 1), parameters, form)
 
 
 def _plan_prefill(

@@ -93,12 +93,13 @@ def versions() -> str:
 
 def current_stream(ordinal: int) -> int:
     """Handle of torch's current stream of a device."""
-    return int(_raw_stream()(ordinal))
+    return stream_reader()(ordinal)
 
 
 @functools.cache
-def _raw_stream() -> Any:
-    return importlib.import_module("torch")._C._cuda_getCurrentRawStream
+def stream_reader() -> Callable[[int], int]:
+    """What `current_stream` asks, for a caller that can't afford the way there."""
+    return cast("Callable[[int], int]", importlib.import_module("torch")._C._cuda_getCurrentRawStream)
 
 
 def is_capturing() -> bool:
@@ -106,11 +107,16 @@ def is_capturing() -> bool:
 
     False too where the context is lost and the question fails: the launch that follows reports that better.
     """
-    cuda = importlib.import_module("torch").cuda
+    cuda = _torch_cuda()
     try:
         return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
     except RuntimeError:
         return False
+
+
+@functools.cache
+def _torch_cuda() -> Any:
+    return importlib.import_module("torch").cuda
 
 
 def context_is_current(context: int) -> bool:

@@ -75,6 +75,7 @@ class LatentMoe:
         *,
         backend: str = "auto",
         workspace: Workspace | None = None,
+        overlap: bool = False,
     ) -> Runner:
         """Validate, plan, load and bind a front; the runner returns `(logits, latent, shared_act)`.
 
@@ -91,6 +92,10 @@ class LatentMoe:
             `auto`: generated programs, on CUDA tensors. `reference`: torch, on any device.
         workspace
             Where split prefill GEMMs keep fp32 partials; None: the one of the current stream.
+        overlap
+            Let a decode launch start while the launch before it on the stream ends: weights are read before that one
+            has completed, everything else after. Only for streams on which no launch writes these weights. Ignored
+            where a program does not offer it.
 
         Raises
         ------
@@ -105,7 +110,7 @@ class LatentMoe:
         def compute() -> Outputs:
             return reference_front(self.model.dims, x, gate_weight, down_weight, shared_gate_up_weight)
 
-        return self._prepare(request, backend, workspace, compute)
+        return self._prepare(request, backend, workspace, compute, overlap)
 
     def prepare_tail(
         self,
@@ -121,6 +126,7 @@ class LatentMoe:
         y_workspace: torch.Tensor,
         backend: str = "auto",
         workspace: Workspace | None = None,
+        overlap: bool = False,
     ) -> Runner:
         """Validate, plan, load and bind a tail; the runner returns `(y_workspace, out)`.
 
@@ -136,7 +142,7 @@ class LatentMoe:
             Outputs `[T, hidden]` and `[T, latent]` bf16. With `tp` > 1 the caller all-reduces `out`.
         tp, rank
             Tensor-parallel degree and this rank.
-        backend, workspace
+        backend, workspace, overlap
             As in `prepare_front`.
 
         Raises
@@ -161,7 +167,7 @@ class LatentMoe:
             operands = (routed, norm_weight, up_weight, shared_act, shared_down_weight)
             return reference_tail(self.model.dims, *operands, tp=tp, rank=rank)
 
-        return self._prepare(request, backend, workspace, compute)
+        return self._prepare(request, backend, workspace, compute, overlap)
 
     def front(self, *operands: torch.Tensor, **options: Any) -> Outputs:
         """Prepare and run a front once; operands as in `prepare_front`."""
@@ -268,7 +274,9 @@ class LatentMoe:
         control = opened_control(_ordinal(torch.device(device)))
         return None if control is None else describe_wait_record(control.wait_record.words, (self.registry,))
 
-    def _prepare(self, request: Request, backend: str, workspace: Workspace | None, compute: Any) -> Runner:
+    def _prepare(
+        self, request: Request, backend: str, workspace: Workspace | None, compute: Any, overlap: bool
+    ) -> Runner:
         _check_options(request, backend, workspace)
         if backend == "reference":
             return EmptyRunner(request, None) if request.tokens == 0 else ReferenceRunner(request, compute)
@@ -286,7 +294,7 @@ class LatentMoe:
             control = open_control(device)
             route = self._route(device, request.stage, request.tp, request.tokens, request.partials)
             chosen = _workspace_for(route.plan, ordinal, workspace)
-            return ProgramRunner(request, route.plan, route.programs, device, control, self.registry, chosen)
+            return ProgramRunner(request, route.plan, route.programs, device, control, self.registry, chosen, overlap)
         except LaunchError as error:
             raise with_wait_report(error, ordinal, self.registry) from None
 

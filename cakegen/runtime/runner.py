@@ -5,6 +5,7 @@ Imports driver, control, arguments and validate. A call plans nothing, allocates
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 
 from cakegen.errors import LaunchError
-from cakegen.plan import control_words, partials_elems
-from cakegen.plan.records import Launch, Plan
-from cakegen.registry import Registry
+from cakegen.model import Model
+from cakegen.plan import control_words, partials_elems, weights_ahead
+from cakegen.plan.records import DecodeForm, Launch, Plan
+from cakegen.registry import LaunchRecord, Registry
 from cakegen.runtime import driver
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
 from cakegen.runtime.control import ControlWords, DeviceControl, describe_wait_record, opened_control
@@ -34,14 +36,15 @@ class BoundLaunch:
     loaded: LoadedProgram
     launch: Launch
     block: ArgumentBlock
+    record: LaunchRecord
     config: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.config = driver.launch_config(self.loaded.program.launch, self.launch.grid_ctas)
+        self.config = driver.launch_config(self.record, self.launch.grid_ctas)
 
     def describe(self) -> str:
         """The launch in words, for an error."""
-        program, record = self.loaded.program, self.loaded.program.launch
+        program, record = self.loaded.program, self.record
         return (
             f"program {program.name} (key {self.launch.key}), grid_ctas {self.launch.grid_ctas}, cluster "
             f"{record.cluster}, block {record.block}, {record.dynamic_smem_bytes} bytes of dynamic shared memory, "
@@ -106,6 +109,8 @@ class ProgramRunner(Runner):
     ----------
     workspace
         Where the fp32 partials of split tiles go; None where the plan splits none.
+    overlap
+        Launches whose record allows it may start while the launch before them runs.
     """
 
     def __init__(
@@ -117,9 +122,12 @@ class ProgramRunner(Runner):
         control: DeviceControl,
         registry: Registry,
         workspace: Workspace | None,
+        overlap: bool = False,
     ) -> None:
         super().__init__(request, plan)
         self._device = device
+        self._ordinal = device.ordinal
+        self._read_stream = driver.stream_reader()
         self._registry = registry
         self._workspace = workspace
         self._partials = None if workspace is None else workspace.reserve(plan_partials(plan))
@@ -129,14 +137,9 @@ class ProgramRunner(Runner):
         buffers["counters"] = 0 if self._words is None else self._words.address
         buffers["partials"] = 0 if self._partials is None else self._partials.data_ptr()
         parameters = run_parameters(request)
+        model = registry.model.for_family(device.arch.family)
         self.launches = tuple(
-            BoundLaunch(
-                loaded,
-                launch,
-                pack_arguments(
-                    bind_arguments(loaded.program, request.operands, buffers, {**parameters, **dict(launch.parameters)})
-                ),
-            )
+            bind_program(request, loaded, launch, buffers, parameters, model, overlap)
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
         # where a call outside captures went last
@@ -156,20 +159,20 @@ class ProgramRunner(Runner):
 
     def __call__(self) -> Outputs:
         """Launch on torch's current stream of the operands' device."""
-        device = self._device
-        stream = driver.current_stream(device.ordinal)
+        stream = self._read_stream(self._ordinal)
         if self._words is not None and not self._words.captured and driver.is_capturing():
             self._words.captured = True
         try:
             if self._workspace is not None:
                 self._workspace.enter(stream)
-            if driver.context_is_current(device.context):
-                self._launch_on(stream)
-            else:
-                with driver.using_context(device.context):
-                    self._launch_on(stream)
+            if stream != self._stream:
+                self._move_to(stream)
+            for position, launch in enumerate(self._bound.get(stream) or self._bind_stream(stream)):
+                result = launch()
+                if result:
+                    self._launch_in_context(position, launch, result)
         except LaunchError as error:
-            raise with_wait_report(error, device.ordinal, self._registry) from None
+            raise with_wait_report(error, self._ordinal, self._registry) from None
         return self.outputs
 
     def release_operands(self) -> None:
@@ -189,22 +192,52 @@ class ProgramRunner(Runner):
             return
         last, self._stream = self._stream, stream
         if last is not None:
-            driver.order_streams(last, stream)
+            with driver.using_context(self._device.context):
+                driver.order_streams(last, stream)
 
     def _bind_stream(self, stream: int) -> tuple[Callable[[], int], ...]:
         bound = self._bound[stream] = tuple(launch.bind_stream(stream) for launch in self.launches)
         return bound
 
-    def _launch_on(self, stream: int) -> None:
-        if stream != self._stream:
-            self._move_to(stream)
-        bound = self._bound.get(stream)
-        if bound is None:
-            bound = self._bind_stream(stream)
-        for position, launch in enumerate(bound):
-            result = launch()
-            if result:
-                raise self.launches[position].failure(result)
+    def _launch_in_context(self, position: int, launch: Callable[[], int], result: int) -> None:
+        """Launch again, in the device's own context, what failed in another.
+
+        A thread that has done nothing on the device yet has no context, or another device's, and its launch is refused
+        without effect: so the question which one it has, 1.1 us of a call of 7 (H200's host), is asked only then.
+        """
+        if not driver.context_is_current(self._device.context):
+            with driver.using_context(self._device.context):
+                result = launch()
+        if result:
+            raise self.launches[position].failure(result)
+
+
+def bind_program(
+    request: Request,
+    loaded: LoadedProgram,
+    launch: Launch,
+    buffers: dict[str, int],
+    parameters: dict[str, int],
+    model: Model,
+    overlap: bool,
+) -> BoundLaunch:
+    """One launch of a plan on a request's operands.
+
+    Parameters
+    ----------
+    buffers, parameters
+        Addresses and i32 values by the names that `arg_plan` uses, for what does not follow from the launch.
+    overlap
+        See `ProgramRunner`.
+    """
+    record = loaded.program.launch
+    values = {**parameters, **dict(launch.parameters)}
+    if overlap and record.overlap:
+        record = dataclasses.replace(record, programmatic=True)
+        if isinstance(launch.form, DecodeForm):
+            values["weights_ahead"] = weights_ahead(launch.form, model, True)
+    block = pack_arguments(bind_arguments(loaded.program, request.operands, buffers, values))
+    return BoundLaunch(loaded, launch, block, record)
 
 
 def plan_partials(plan: Plan) -> int:

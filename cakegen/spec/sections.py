@@ -94,6 +94,8 @@ class DecodeSection(Section):
     small_n_pad: Annotated[int, Field(ge=0, le=256)]
     small_min_stages_plain: Stages
     issue_ahead: Stages
+    front_ahead: Count
+    overlap_ahead_n_pad: Annotated[int, Field(ge=0, le=256)]
     stagger_units: Count
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")

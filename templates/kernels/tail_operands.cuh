@@ -32,7 +32,8 @@ struct Operands {
     u16* out;
     u32 num_tokens;
     u32 out_pitch;
-    u32 up_col0;  // first latent column of this rank's slice
+    u32 up_col0;        // first latent column of this rank's slice
+    u32 weights_ahead;  // weight stages that go ahead of the wait for an earlier launch
 };
 
 // One up chunk of a [rows, latent] operand. A ragged slice is a map over columns that ends at the slice, so that the

@@ -84,7 +84,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     recorder = FakeDriver()
     monkeypatch.setattr(driver, "bindings", lambda: recorder)
     monkeypatch.setattr(driver, "tensor_map_encoder", lambda: lambda *arguments: 0)
-    monkeypatch.setattr(driver, "current_stream", lambda ordinal: 0x77)
+    monkeypatch.setattr(driver, "stream_reader", lambda: lambda ordinal: 0x77)
     monkeypatch.setattr(device, "_opened", {})
     monkeypatch.setattr(control, "_controls", {})
     return recorder

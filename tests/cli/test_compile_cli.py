@@ -20,6 +20,7 @@ LAUNCH = {
     "cluster": [1, 1, 1],
     "cooperative": False,
     "programmatic": False,
+    "overlap": False,
     "dynamic_smem_bytes": 4096,
 }
 

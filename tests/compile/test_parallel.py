@@ -71,7 +71,7 @@ def registry(tmp_path: Path) -> Registry:
         arg_plan=(("buffer", "out"), ("parameter", "count")),
         tensor_maps=(),
         barriers=(),
-        launch=LaunchRecord((128, 1, 1), (1, 1, 1), False, False, 0),
+        launch=LaunchRecord((128, 1, 1), (1, 1, 1), False, False, False, 0),
         closure_digest=(),
     )
     tree = Registry(

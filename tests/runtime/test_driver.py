@@ -17,7 +17,7 @@ IDS = real.CUlaunchAttributeID
 
 
 def record(cluster: int = 1, cooperative: bool = False, programmatic: bool = False) -> LaunchRecord:
-    return LaunchRecord((192, 1, 1), (cluster, 1, 1), cooperative, programmatic, 200000)
+    return LaunchRecord((192, 1, 1), (cluster, 1, 1), cooperative, programmatic, False, 200000)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_bound_launches_have_a_configuration_for_each_stream(monkeypatch: pytest
 
     monkeypatch.setattr(driver, "_kernel_launcher", lambda: launcher)
     monkeypatch.setattr(driver, "bindings", lambda: real)
-    config = driver.launch_config(LaunchRecord((160, 1, 1), (2, 1, 1), False, False, 2048), (94, 1, 1))
+    config = driver.launch_config(LaunchRecord((160, 1, 1), (2, 1, 1), False, False, False, 2048), (94, 1, 1))
     launches = [driver.bind_launch(config, 0xF0, 0xA0, stream) for stream in (0, 0x2200000033)]
     assert [launch() for launch in launches] == [7, 7]
     cluster = int(IDS.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)

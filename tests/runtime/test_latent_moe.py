@@ -61,10 +61,32 @@ def test_packed_parameters_are_the_pitches_and_counts(machine: Machine, tiny_reg
         for argument, address in zip(block.arguments, block.table, strict=True)
         if argument.kind == "parameter"
     }
-    assert values == {"num_tokens": 5, "logits_pitch": 384, "latent_pitch": 520, "shared_act_pitch": 512}
+    pitches = {"logits_pitch": 384, "latent_pitch": 520, "shared_act_pitch": 512}
+    assert values == {"num_tokens": 5, **pitches, "weights_ahead": 3}
     pointers = {argument.name: argument.value for argument in block.arguments if argument.kind == "buffer"}
     assert pointers["latent"] == operands["latent"].data_ptr()
     assert pointers["wait_record"] == control.opened_control(0).wait_record.device_address  # type: ignore[union-attr]
+
+
+def test_overlap_lets_decode_launches_run_ahead_and_leaves_prefill_as_it_is(
+    machine: Machine, tiny_registry: Registry
+) -> None:
+    moe = LatentMoe(tiny_registry)
+    for tokens, programmatic, ahead in ((5, True, 6), (100, True, 3), (200, False, None)):
+        ordinary = moe.prepare_front(**on_gpu(front_operands(MODEL, 2, tokens)))
+        runner = moe.prepare_front(**on_gpu(front_operands(MODEL, 2, tokens)), overlap=True)
+        assert isinstance(runner, ProgramRunner)
+        assert isinstance(ordinary, ProgramRunner)
+        assert not ordinary.launches[0].record.programmatic
+        (bound,) = runner.launches
+        assert bound.record.programmatic is programmatic
+        values = [
+            ctypes.c_int32.from_address(address or 0).value
+            for argument, address in zip(bound.block.arguments, bound.block.table, strict=True)
+            if argument.name == "weights_ahead"
+        ]
+        assert values == ([] if ahead is None else [ahead])
+        assert ahead != 6 or bound.launch.form.num_stages == ahead  # type: ignore[union-attr]
 
 
 def test_every_request_is_served(machine: Machine, kimi_registry: Registry) -> None:

@@ -15,23 +15,33 @@
 
 /*% include "kernels/front_tiles.cuh" %*/
 
-// One lane streams this CTA's units, weights and tokens in one loop. Only the tokens depend on an earlier launch, but
-// both wait for it: the launch is an ordinary one, in which the wait costs nothing.
+// One lane streams this CTA's units, weights and tokens in one loop. Only the tokens depend on an earlier launch: the
+// first `weights_ahead` stages of weights go ahead of the wait for it, and the first tokens queue behind them.
 __device__ __forceinline__ void produce(
     const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
-    const Tile& tile, u32 rank, u32 smem, const Watch& watch) {
-    griddepcontrol_wait();
+    const Tile& tile, u32 rank, u32 weights_ahead, u32 smem, const Watch& watch) {
     const u32 units = unit_count(rank);
     const u32 first_chunk = rank * Cfg::kRank0Units * Cfg::kChunksPerStage;
+    const u32 ahead = min(weights_ahead, min(units, static_cast<u32>(Cfg::kNumStages)));
+    for (u32 unit = 0; unit < ahead; ++unit) {
+        const u32 full = smem + Cfg::kStageFullOffset + unit * 8;
+        const u32 a = smem + Cfg::kARingOffset + unit * Cfg::kStageABytes;
+        mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+        load_weights(
+            router_map, latent_map, shared_map, tile, a, first_chunk + unit * Cfg::kChunksPerStage, full);
+    }
+    griddepcontrol_wait();
     Ring load;
     for (u32 unit = 0; unit < units; ++unit) {
         const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
-        const u32 a = smem + Cfg::kARingOffset + load.stage * Cfg::kStageABytes;
         const u32 b = smem + Cfg::kBRingOffset + load.stage * Cfg::kStageBBytes;
         const u32 chunk = first_chunk + unit * Cfg::kChunksPerStage;
-        mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
-        mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
-        load_weights(router_map, latent_map, shared_map, tile, a, chunk, full);
+        if (unit >= ahead) {
+            const u32 a = smem + Cfg::kARingOffset + load.stage * Cfg::kStageABytes;
+            mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
+            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+            load_weights(router_map, latent_map, shared_map, tile, a, chunk, full);
+        }
         tma_load_3d(b, x_map, 0, 0, chunk, full);
         load.advance();
     }
@@ -78,9 +88,10 @@ __device__ __forceinline__ void accumulate(
 __device__ __forceinline__ void multiply_and_store(
     const Tile& tile, u32 rank, u32 smem, const Outputs& out, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
+    // The tokens come from an earlier launch, which may still read the outputs too. From here on waits are bounded.
+    griddepcontrol_wait();
     Accumulators acc = {};
     accumulate(acc, tile, at, rank, smem, watch);
-    griddepcontrol_launch_dependents();
 //% if spec.value("kClusterCtas") == 2
     // Only here does it matter that the partner has started.
     cluster_wait();
@@ -91,10 +102,8 @@ __device__ __forceinline__ void multiply_and_store(
 //% else
     Sums& sums = acc;
 //% endif
-    // All MMA warps have drained the ring and read the landing zone: both may be written over. An earlier launch may
-    // still read the outputs until it has completed.
+    // All MMA warps have drained the ring and read the landing zone: both may be written over.
     named_barrier_sync(Cfg::kMmaBarrier, 128);
-    griddepcontrol_wait();
     const u32 staging = smem + Cfg::kStagingOffset;
     if (tile.kind == TileClass::kRouter) {
         store_router(sums, tile, at, staging, out);
@@ -139,13 +148,16 @@ kernel_${spec.name | ident}(
     i32 num_tokens,
     i32 logits_pitch,
     i32 latent_pitch,
-    i32 shared_act_pitch) {
+    i32 shared_act_pitch,
+    i32 weights_ahead) {
     const Watch watch{wait_record, Cfg::kProgramId};
     const u32 smem = smem_base();
     const u32 rank = Cfg::kClusterCtas == 2 ? cluster_ctarank() : 0;
     const Tile tile = tile_of(blockIdx.x / Cfg::kClusterCtas);
     chaos_begin(wait_record);
     set_up(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, rank, smem);
+    // A dependent launch starts once all CTAs run, so it takes nothing from this one but idle multiprocessors.
+    griddepcontrol_launch_dependents();
     const u32 warp = warp_index();
     if (warp < Cfg::kProducerWarp) {
         const Outputs out{
@@ -153,6 +165,8 @@ kernel_${spec.name | ident}(
             static_cast<u32>(logits_pitch), static_cast<u32>(latent_pitch), static_cast<u32>(shared_act_pitch)};
         multiply_and_store(tile, rank, smem, out, watch);
     } else if (lane_id() == 0) {
-        produce(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, tile, rank, smem, watch);
+        produce(
+            gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, tile, rank,
+            static_cast<u32>(weights_ahead), smem, watch);
     }
 }
