@@ -60,6 +60,8 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
             del cta.shared.barriers[offset]
         elif what == "expect_tx":
             barrier_at(cta, offset).expect(int(count[lane]))
+        elif what == "complete_tx":
+            cta.complete_bytes(offset, int(count[lane]))
         elif what == "arrive":
             expects = "expect_tx" in instruction.parts
             tx_bytes, arrivals = (int(count[lane]), 1) if expects else (0, int(count[lane]))

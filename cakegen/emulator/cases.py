@@ -5,9 +5,11 @@ What `cakegen emulate` and the tests run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from cakegen.emulator.launch import DEFAULT_OPTIONS, LaunchReport, Options, emulate_plan
@@ -25,6 +27,7 @@ ARCH = "sm_90a"
 TOLERANCES = {"logits": 1e-3, "latent": 1e-2, "shared_act": 1e-2, "out": 1e-2}
 # Columns between the rows of pitched operands: NaN in inputs, and no program may write them in outputs.
 _GAP_COLS = 64
+_CHUNK = 1 << 20
 _PREFILL_TOKENS = (129, 256, 257, 300, 512, 513, 1024, 2048, 4096)
 
 
@@ -75,16 +78,37 @@ def find_case(registry: Registry, key: str) -> Case:
     EmulationError
         The export has no such key for this architecture, or no request that was tried reaches it.
     """
-    if key not in registry.kernels or ARCH not in registry.program(key).arches:
-        raise EmulationError(f"{key!r} is no {ARCH} key of {registry.export}; `cakegen list` prints the keys")
+    return find_cases(registry, (key,))[key]
+
+
+def find_cases(registry: Registry, keys: Sequence[str]) -> dict[str, Case]:
+    """`find_case` of several keys in one pass.
+
+    Raises
+    ------
+    EmulationError
+        As `find_case`.
+    """
+    for key in keys:
+        if key not in registry.kernels or ARCH not in registry.program(key).arches:
+            raise EmulationError(f"{key!r} is no {ARCH} key of {registry.export}; `cakegen list` prints the keys")
+    missing, found = set(keys), dict[str, Case]()
     for case in _requests(registry.model):
+        if not missing:
+            break
         try:
             launches = case.plan(registry.model).launches
         except PlanError:
             continue
-        if any(launch.key == key for launch in launches):
-            return case
-    raise EmulationError(f"no request that was tried launches {key}; give --stage, --tp, --tokens and --sm-count")
+        here = missing.intersection(launch.key for launch in launches)
+        found.update(dict.fromkeys(here, case))
+        missing -= here
+    if missing:
+        raise EmulationError(
+            f"no request that was tried launches {', '.join(sorted(missing))}; "
+            "give --stage, --tp, --tokens and --sm-count"
+        )
+    return {key: found[key] for key in keys}
 
 
 def _requests(model: Model) -> Iterator[Case]:
@@ -133,17 +157,43 @@ def _outputs(request: Request) -> tuple[str, ...]:
     return ("logits", "latent", "shared_act") if request.stage == "front" else ("y_workspace", "out")
 
 
+class _Draw:
+    """Numbers of mean 0 and variance 1 whose bits are the same on every machine: sums of four raw 16-bit numbers.
+
+    A library's normal numbers depend on its version and on the processor's vector instructions.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._source = np.random.PCG64(seed)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        """fp32."""
+        values = np.empty(math.prod(shape), np.float32)
+        for first in range(0, values.size, _CHUNK):
+            part = values[first : first + _CHUNK]
+            raw = np.asarray(self._source.random_raw(part.size), np.uint64)
+            total = sum((raw >> np.uint64(shift)) & np.uint64(0xFFFF) for shift in (0, 16, 32, 48))
+            # the sum and its mean are exact in fp32; a uniform 16-bit number has variance 2^32 / 12
+            part[:] = total
+            part -= np.float32(2 * 0xFFFF)
+            part *= np.float32((12 / 4) ** 0.5 / (1 << 16))
+        return torch.from_numpy(values).reshape(shape)
+
+
 def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Keyword operands: weights that give products of order 1, pitched activations, outputs full of NaN."""
-    dims, make = model.dims, torch.Generator().manual_seed(seed)
+    """Keyword operands: weights that give products of order 1, pitched activations, outputs full of NaN.
+
+    Their bits depend on nothing but the arguments.
+    """
+    dims, make = model.dims, _Draw(seed)
     i_local, tokens = dims.i_local(case.tp), case.tokens
 
     def weights(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=make).mul_(shape[-1] ** -0.5).to(torch.bfloat16)
+        return make.normal(*shape).mul_(shape[-1] ** -0.5).to(torch.bfloat16)
 
     def rows(cols: int, *outer: int) -> torch.Tensor:
         pitched = torch.full((*outer, tokens, cols + _GAP_COLS), float("nan"), dtype=torch.bfloat16)
-        pitched[..., :cols] = torch.randn(*outer, tokens, cols, generator=make).to(torch.bfloat16)
+        pitched[..., :cols] = make.normal(*outer, tokens, cols).to(torch.bfloat16)
         return pitched[..., :cols]
 
     def output(cols: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -161,7 +211,7 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
         }
     return {
         "routed": rows(dims.latent, case.partials),
-        "norm_weight": torch.randn(dims.latent, generator=make).to(torch.bfloat16),
+        "norm_weight": make.normal(dims.latent).to(torch.bfloat16),
         "up_weight": weights(dims.hidden, dims.latent),
         "shared_act": rows(i_local),
         "shared_down_weight": weights(dims.hidden, i_local),

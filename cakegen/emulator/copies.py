@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+SWIZZLE_BYTES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}
+
 
 class MapRecord(Protocol):
     """What a tensor map says; the runtime's `TensorMap` is one."""
@@ -48,7 +50,7 @@ class MapRecord(Protocol):
 
     @property
     def swizzle(self) -> str:
-        """`128B` or `none`."""
+        """`none`, or the width of the swizzle: `32B`, `64B`, `128B`."""
 
     @property
     def oob(self) -> str:
@@ -127,12 +129,13 @@ def linear_write(start: int) -> Callable[[Array, Array], None]:
     return write
 
 
-def swizzled_write(start: int) -> Callable[[Array, Array], None]:
-    """Bits 4 to 6 of an address are xored with bits 7 to 9 (PTX ISA 5.5.7, 128-byte swizzle)."""
+def swizzled_write(start: int, width: int) -> Callable[[Array, Array], None]:
+    """1, 2 or 3 bits (32, 64, 128 bytes) of an address from 4 on are xored with those from 7 on (PTX ISA 5.5.7)."""
+    bits = width // GRANULE - 1
 
     def write(shared: Array, data: Array) -> None:
         granules = start // GRANULE + np.arange(data.size // GRANULE)
-        shared.reshape(-1, GRANULE)[granules ^ (granules >> 3 & 7)] = data.reshape(-1, GRANULE)
+        shared.reshape(-1, GRANULE)[granules ^ (granules >> 3 & bits)] = data.reshape(-1, GRANULE)
 
     return write
 
@@ -194,11 +197,12 @@ def view_tensor(record: MapRecord, memory: GlobalMemory) -> TensorView:
     Fault
         It reaches outside of its allocation, or is of a kind that is not modelled.
     """
-    if record.swizzle not in ("128B", "none") or record.oob != "zeros":
+    width = SWIZZLE_BYTES.get(record.swizzle)
+    if width is None or record.oob != "zeros":
         raise Fault("descriptor", f"tensor map {record.name}: {record.swizzle} and fill {record.oob} are not modelled")
-    if record.swizzle == "128B" and record.box[0] * 2 != 128:
+    if width and record.box[0] * 2 != width:
         raise Fault(
-            "descriptor", f"tensor map {record.name}: inner extents below the 128-byte swizzle are not modelled"
+            "descriptor", f"tensor map {record.name}: inner extents below its {width}-byte swizzle are not modelled"
         )
     buffer, _ = memory.find(np.array([record.address], np.uint64), 1, f"tensor map {record.name}")
     return TensorView(record, buffer)
@@ -210,7 +214,8 @@ def tensor_landing(
     """One box on its way to one CTA."""
     if start % 128:
         raise Fault("out-of-bounds", f"a box of {view.record.name} goes to {start:#x}; needs a multiple of 128")
-    write = swizzled_write(start) if view.record.swizzle == "128B" else linear_write(start)
+    width = SWIZZLE_BYTES[view.record.swizzle]
+    write = swizzled_write(start, width) if width else linear_write(start)
     what = f"the copy of box {tuple(corner)} of {view.record.name}"
     spans = ((start, view.box_bytes),)
     return Landing(cta, spans, barrier_offset, lambda: view.fetch(corner), write, what, where)
