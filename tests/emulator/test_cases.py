@@ -10,6 +10,7 @@ import torch
 from cakegen.emulator.cases import Case, find_case, find_cases, make_operands
 from cakegen.registry import Registry
 
+
 def test_cases_of_several_keys_are_those_of_each(registry: Registry) -> None:
     # programs of the largest requests are found soonest
     keys = [key for key in registry.kernels if "_n128_" in key and "_g4_" in key][:3]
