@@ -95,7 +95,7 @@ def run_on_device(kernel: Kernel, grid: int, *arguments: Any) -> None:
             return Argument("buffer", "array", copies[id(argument)].data_ptr())
         return Argument("parameter", "number", int(argument))
 
-    record = LaunchRecord((kernel.threads, 1, 1), (kernel.cluster, 1, 1), False, False, kernel.smem_bytes)
+    record = LaunchRecord((kernel.threads, 1, 1), (kernel.cluster, 1, 1), False, False, False, kernel.smem_bytes)
     with driver.using_context(device.context):
         block = pack_arguments(tuple(bound(argument) for argument in arguments))
         config = driver.launch_config(record, (grid, 1, 1))

@@ -58,7 +58,9 @@ def capture_checked(arm: Arm, case: Case, clock: Clock, tolerances: Mapping[str,
     return captured
 
 
-def prepare_ours(moe: LatentMoe, case: Case, backend: str = "auto") -> tuple[Runner, dict[str, torch.Tensor]]:
+def prepare_ours(
+    moe: LatentMoe, case: Case, backend: str = "auto", overlap: bool = False
+) -> tuple[Runner, dict[str, torch.Tensor]]:
     """A runner of the generated programs for a case, and its outputs by name.
 
     Raises
@@ -71,7 +73,7 @@ def prepare_ours(moe: LatentMoe, case: Case, backend: str = "auto") -> tuple[Run
         logits = case.empty(dims.experts, torch.float32)
         latent, shared_act = case.empty(dims.latent), case.empty(dims.i_local(case.row.tp))
         operands = (inputs["x"], weights.gate, weights.down, weights.gate_up, logits, latent, shared_act)
-        runner = moe.prepare_front(*operands, backend=backend)
+        runner = moe.prepare_front(*operands, backend=backend, overlap=overlap)
         return runner, {"logits": logits, "latent": latent, "shared_act": shared_act}
     y, out = case.empty(dims.latent), case.empty(dims.hidden)
     runner = moe.prepare_tail(
@@ -85,18 +87,19 @@ def prepare_ours(moe: LatentMoe, case: Case, backend: str = "auto") -> tuple[Run
         rank=case.rank,
         y_workspace=y,
         backend=backend,
+        overlap=overlap,
     )
     return runner, {"y": y, "out": out}
 
 
-def build_ours(moe: LatentMoe, case: Case, backend: str = "auto") -> Arm:
-    """The generated programs as an arm.
+def build_ours(moe: LatentMoe, case: Case, backend: str = "auto", overlap: bool = False) -> Arm:
+    """The generated programs as an arm; `overlap` as `LatentMoe.prepare_front` has it.
 
     Raises
     ------
     CakeError
         As `prepare_ours`.
     """
-    runner, outputs = prepare_ours(moe, case, backend)
+    runner, outputs = prepare_ours(moe, case, backend, overlap)
     keys = tuple(launch.key for launch in runner.plan.launches) if runner.plan is not None else ()
     return Arm(runner, outputs, keys)

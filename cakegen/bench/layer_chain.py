@@ -118,10 +118,12 @@ def _measure_chain(bench: Bench, layers: list[Layer], links: Sequence[Link], tp:
 
 
 def _links(bench: Bench, tail: TailWeights) -> Iterator[Link]:
-    """Ours, ours without programmatic launches where it has any, and each stock chain."""
+    """Ours, its launches overlapped; ours one after another; ours without any programmatic launch; each stock chain."""
     backend = bench.settings.backend
-    ours = partial(build_ours, bench.moe, backend=backend)
+    ours = partial(build_ours, bench.moe, backend=backend, overlap=True)
     yield Link(OURS, ours, ours)
+    ours = partial(build_ours, bench.moe, backend=backend)
+    yield Link(f"{OURS} apart", ours, ours)
     serial = serial_registry(bench.moe.registry)
     if serial is not None:
         ours = partial(build_ours, LatentMoe(serial), backend=backend)
