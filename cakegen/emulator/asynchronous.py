@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cakegen.emulator.barriers import MBarrier
 from cakegen.emulator.copies import (
     Landing,
     RemoteArrival,
@@ -23,8 +24,10 @@ from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
 from cakegen.emulator.operands import locate, park, read_address, read_lanes, refused, write_lanes
 from cakegen.emulator.ptx import Address, Instruction, Operand, Sink, Vector
+from cakegen.emulator.vector_clock import CTA, EXECUTED, SCOPES
 
 if TYPE_CHECKING:
+    from cakegen.emulator.clocks import Thread
     from cakegen.emulator.machine import Machine
     from cakegen.emulator.warp import Cta, Strand
 
@@ -51,12 +54,18 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
     count = read_lanes(strand, rest[0], "u4") if rest else np.ones(32, np.uint32)
     if has_result and not isinstance(instruction.operands[0], Sink):
         raise refused(instruction)
+    thread = strand.warp.thread
+    scope = _scope(instruction)
+    released = None
+    if what == "arrive" and thread is not None and scope is not None:
+        released = thread.released(scope)
     for lane in np.flatnonzero(active):
         cta, offset = locate(strand, int(address[lane]), remote)
         if what == "init":
-            cta.init_barrier(offset, int(count[lane]))
-        elif what == "inval":
-            barrier_at(cta, offset)
+            cta.init_barrier(offset, int(count[lane]), thread)
+            continue
+        _require_initialised(thread, barrier_at(cta, offset))
+        if what == "inval":
             del cta.shared.barriers[offset]
         elif what == "expect_tx":
             barrier_at(cta, offset).expect(int(count[lane]))
@@ -67,13 +76,29 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
             tx_bytes, arrivals = (int(count[lane]), 1) if expects else (0, int(count[lane]))
             if cta is strand.warp.cta:
                 strand.warp.release()
-                cta.arrive(offset, arrivals, tx_bytes)
+                cta.arrive(offset, arrivals, tx_bytes, released)
             else:
-                arrival = RemoteArrival(strand.warp, cta, offset, arrivals, tx_bytes, where)
+                arrival = RemoteArrival(strand.warp, cta, offset, arrivals, tx_bytes, where, released)
                 strand.warp.remote_arrivals.append(arrival)
                 machine.issue(arrival)
         else:
             raise refused(instruction)
+
+
+def _scope(instruction: Instruction) -> int | None:
+    """The scope at which an operation on an mbarrier releases or acquires, by default the CTA; None: it is relaxed."""
+    if "relaxed" in instruction.parts:
+        return None
+    return next((SCOPES[part] for part in instruction.parts[2:] if part in SCOPES), CTA)
+
+
+def _require_initialised(thread: Thread | None, barrier: MBarrier) -> None:
+    if (
+        thread is not None
+        and barrier.order is not None
+        and not thread.clock.knows(EXECUTED, *barrier.order.initialised)
+    ):
+        raise Fault("race", f"{barrier} is used, and nothing orders that behind its mbarrier.init")
 
 
 def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
@@ -85,21 +110,36 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
     parities = read_lanes(strand, parity_operand, "u4")
     done = np.zeros(32, np.bool_)
     blocking = None
+    completed: list[MBarrier] = []
     for address, parity in {(int(addresses[lane]), int(parities[lane])) for lane in np.flatnonzero(active)}:
         cta, offset = locate(strand, address, False)
         barrier = barrier_at(cta, offset)
         here = (addresses == np.uint32(address)) & (parities == np.uint32(parity))
         if parity > 1:
             raise Fault("barrier", f"{barrier}: waited for with parity {parity}")
-        done |= here & barrier.has_completed(parity)
-        blocking = barrier if not barrier.has_completed(parity) else blocking
+        _require_initialised(strand.warp.thread, barrier)
+        passed = barrier.has_completed(parity)
+        done |= here & passed
+        completed += [barrier] * passed
+        blocking = blocking if passed else barrier
     if machine.adversary.fails_spuriously():
         done[:] = False
     elif not (done & active).any() and blocking is not None and "try_wait" in instruction.parts:
         strand.pc -= 1
         park(strand, blocking.waiters, _Wait(blocking, parities, active))
         return
+    if strand.warp.thread is not None and done.any():
+        _acquire(strand.warp.thread, completed, _scope(instruction))
     write_lanes(strand, target, active, done)
+
+
+def _acquire(thread: Thread, completed: list[MBarrier], scope: int | None) -> None:
+    """What a successful wait makes known; a relaxed one only that the accesses before the arrivals were performed."""
+    for barrier in completed:
+        if barrier.order is not None and scope is not None:
+            thread.acquire(barrier.order.passed, scope)
+        elif barrier.order is not None:
+            barrier.order.passed.observe(thread.clock)
 
 
 class _Wait:
@@ -148,7 +188,7 @@ def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active:
                 source = int(read_address(strand, operands[1], "u8")[lane])
                 size = int(read_lanes(strand, operands[2], "u4")[lane])
                 landing = bulk_landing(machine.memory, source, size, cta, start, barrier_offset, where)
-            landing.begin()
+            landing.begin(strand.warp.at(strand.pc - 1, active))
             machine.issue(landing)
 
 
@@ -185,5 +225,5 @@ def run_store_async(machine: Machine, strand: Strand, instruction: Instruction, 
             raise Fault("barrier", "an st.async's barrier and its destination lie in different CTAs")
         starts = (address[here] & np.uint32(OFFSET_MASK)).astype(np.int64)
         landing = store_landing(cta, starts, rows[here], barrier_offset, where)
-        landing.begin()
+        landing.begin(strand.warp.at(strand.pc - 1, active))
         machine.issue(landing)

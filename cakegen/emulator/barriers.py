@@ -1,4 +1,4 @@
-"""mbarriers, named barriers and the cluster barrier as plain state. Imports faults.
+"""mbarriers, named barriers and the cluster barrier as plain state. Imports faults, vector_clock.
 
 PTX ISA 9.7.13.15 (mbarrier), 9.7.13.1 (bar), 9.7.13.3 (barrier.cluster).
 """
@@ -9,8 +9,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cakegen.emulator.faults import Fault
+from cakegen.emulator.vector_clock import SyncPoint, VectorClock
 
 MAX_COUNT = (1 << 20) - 1
+
+
+@dataclass(eq=False)
+class BarrierOrder:
+    """What the checker of happens-before keeps with an mbarrier.
+
+    Parameters
+    ----------
+    slot
+        Of the unit that counts the barrier's phases: a copy that lands in phase p is complete at its time p + 1.
+    initialised
+        (slot, time) of the initialisation, which every use must come after.
+    arrivals, passed
+        What has been released up to now, and up to the last completed phase, which is what a wait acquires.
+    """
+
+    slot: int
+    initialised: tuple[int, int]
+    arrivals: SyncPoint = field(default_factory=SyncPoint)
+    passed: SyncPoint = field(default_factory=SyncPoint)
 
 
 @dataclass(eq=False)
@@ -27,6 +48,7 @@ class MBarrier:
     pending: int = field(init=False)
     tx_bytes: int = 0
     waiters: list[Any] = field(default_factory=list)
+    order: BarrierOrder | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.expected <= MAX_COUNT:
@@ -65,6 +87,8 @@ class MBarrier:
         if self.pending or self.tx_bytes:
             return False
         self.phase += 1
+        if self.order is not None:
+            self.order.passed = self.order.arrivals.copy()
         self.pending = self.expected
         return True
 
@@ -86,6 +110,8 @@ class CountedBarrier:
     generation: int = 0
     members: set[Any] = field(default_factory=set)
     waiters: list[Any] = field(default_factory=list)
+    gathered: VectorClock | None = None
+    passed: VectorClock | None = None
 
     def arrive(self, who: Any, threads: int, total: int) -> bool:
         """`who` brings `threads` of `total` (0: of all that have not exited); whether a counted barrier is complete."""
@@ -110,6 +136,7 @@ class CountedBarrier:
         self.arrived = 0
         self.members.clear()
         self.generation += 1
+        self.gathered, self.passed = None, self.gathered
         return True
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ needs a `fence.proxy.async` of the writing thread on that way too (PTX ISA 8.6, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,15 @@ from cakegen.emulator.vector_clock import (
     GPU,
     VISIBLE,
     Position,
+    Released,
     SyncPoint,
     VectorClock,
 )
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_] | None
+# A buffer of global memory, or the shared memory of a CTA.
+Memory = object
 
 # Units a CTA gets beside its warps, next to them: mbarriers and pipes. Later ones cost a wider clock.
 _UNITS_A_CTA = 24
@@ -54,6 +57,8 @@ class Thread:
         self.warp = warp
         self.clock = VectorClock(low, size)
         self.now = 0
+        self.index, self.strong, self._orders, self._chained = 0, -1, False, False
+        self.lanes: Mask = None
         # accesses that are known to come before: a clock only grows
         self.known: set[int] = {0}
         self.known_to_proxy: set[int] = {0}
@@ -63,6 +68,74 @@ class Thread:
         self._observed: list[VectorClock | None] = [None] * (GPU + 1)
         self._initialised: VectorClock | None = None
         self.tick()
+
+    def at(self, index: int, lanes: Mask, strong: int = -1, *, orders: bool = False, chained: bool = False) -> Thread:
+        """Itself, about to touch memory by the instruction of that index.
+
+        Parameters
+        ----------
+        strong
+            Scope of a strong access; -1: weak.
+        orders
+            A strong read acquires, a strong write releases; else they are relaxed.
+        chained
+            The write belongs to an atomic: what others released through the word stays released.
+        """
+        self.index, self.lanes, self.strong, self._orders, self._chained = index, lanes, strong, orders, chained
+        return self
+
+    def read(self, memory: Memory, rows: Array, width: int) -> None:
+        """It reads rows of `width` bytes of a memory.
+
+        Raises
+        ------
+        Fault
+            Nothing orders it behind the last write.
+        """
+        self.clocks.read(self, self.clocks.shadow(memory), rows, width)
+        if self.strong >= 0:
+            for point in self._points(memory, rows, width):
+                self._strong_read(point)
+
+    def write(self, memory: Memory, rows: Array, width: int) -> None:
+        """It writes them.
+
+        Raises
+        ------
+        Fault
+            Nothing orders it behind the last write, or behind a read since.
+        """
+        self.clocks.write(self, self.clocks.shadow(memory), rows, width)
+        if self.strong >= 0:
+            for point in self._points(memory, rows, width):
+                self._strong_write(point)
+
+    def _points(self, memory: Memory, rows: Array, width: int) -> list[SyncPoint]:
+        return [self.clocks.word(memory, row * width) for row in set(rows.tolist())]
+
+    def _strong_read(self, point: SyncPoint) -> None:
+        """An acquire, or a relaxed read that a later fence makes one."""
+        if self._orders:
+            self.acquire(point, self.strong)
+            return
+        for level, left in point.parts(self.position, self.strong):
+            observed = self._observed[level]
+            if observed is None:
+                self._observed[level] = left.copy()
+            else:
+                observed.join(left)
+
+    def _strong_write(self, point: SyncPoint) -> None:
+        """A release, or a relaxed write behind a fence, which releases what the fence covered."""
+        if not self._chained:
+            point.clear()
+        if self._orders:
+            self.release(point, self.strong)
+            return
+        for level in range(self.strong + 1):
+            fenced = self._fenced[level]
+            if fenced is not None:
+                point.leave(self.position.area(level), fenced)
 
     def tick(self) -> None:
         """What follows is later than what was released."""
@@ -79,6 +152,12 @@ class Thread:
         point.release(self.clock, self.position, scope, home)
         self.tick()
 
+    def released(self, scope: int) -> Released:
+        """What an arrival publishes, wherever and whenever it arrives."""
+        released = Released(self.clock.copy(), self.position, scope)
+        self.tick()
+        return released
+
     def acquire(self, point: SyncPoint, scope: int) -> None:
         """Take what was released at a point for this thread's place."""
         point.acquire(self.clock, self.position, scope)
@@ -87,10 +166,14 @@ class Thread:
         """Take all of a clock: a barrier of the CTA, or of the cluster."""
         self.clock.join(clock)
 
-    def leave(self, clock: VectorClock) -> None:
-        """Add all that is known here to a clock."""
-        clock.join(self.clock)
+    def leave(self, clock: VectorClock | None) -> VectorClock:
+        """A clock, from now on with all that is known here."""
+        if clock is None:
+            clock = self.clock.copy()
+        else:
+            clock.join(self.clock)
         self.tick()
+        return clock
 
     # ---- fences ----
 
@@ -118,34 +201,13 @@ class Thread:
         self._initialised = self.clock.copy()
         self.tick()
 
-    def leave_initialised(self, clock: VectorClock) -> None:
-        """`barrier.cluster.arrive.relaxed` publishes what such a fence covered, and nothing else."""
-        if self._initialised is not None:
-            clock.join(self._initialised, EXECUTED)
-
-    # ---- strong accesses of one word ----
-
-    def strong_write(self, point: SyncPoint, scope: int, *, releases: bool) -> None:
-        """A strong write: a release, or a relaxed one behind a fence, which then releases what the fence covered."""
-        if releases:
-            self.release(point, scope)
-            return
-        for level in range(scope + 1):
-            fenced = self._fenced[level]
-            if fenced is not None:
-                point.leave(self.position.area(level), fenced)
-
-    def strong_read(self, point: SyncPoint, scope: int, *, acquires: bool) -> None:
-        """A strong read: an acquire, or a relaxed one that a later fence makes one."""
-        if acquires:
-            self.acquire(point, scope)
-            return
-        for level, left in point.parts(self.position, scope):
-            observed = self._observed[level]
-            if observed is None:
-                self._observed[level] = left.copy()
-            else:
-                observed.join(left)
+    def leave_initialised(self, clock: VectorClock | None) -> VectorClock | None:
+        """`barrier.cluster.arrive.relaxed` publishes the initialisations before such a fence, and nothing else."""
+        if self._initialised is None:
+            return clock
+        clock = clock or VectorClock(self.slot, 1)
+        clock.join(self._initialised, EXECUTED)
+        return clock
 
 
 class Clocks:
@@ -155,7 +217,8 @@ class Clocks:
         self._instructions = instructions
         self._accesses: list[Access] = [None]  # type: ignore[list-item]
         self._readers = ReaderSets(self._accesses)
-        self._words: dict[int, SyncPoint] = {}
+        self._shadows: dict[int, Shadow] = {}
+        self._words: dict[tuple[int, int], SyncPoint] = {}
         self._next_slot = 0
         self._spare: dict[int, list[int]] = {}
 
@@ -181,22 +244,27 @@ class Clocks:
         self._next_slot += 1
         return self._next_slot - 1
 
-    def word(self, address: int) -> SyncPoint:
-        """Where strong accesses of a word of global memory meet."""
-        if address not in self._words:
-            self._words[address] = SyncPoint()
-        return self._words[address]
+    # ---- memories ----
 
-    def forget(self, address: int) -> None:
-        """A plain write ends what was released through a word: nobody who reads it acquires."""
-        self._words.pop(address, None)
+    def watch(self, memory: Memory, num_bytes: int, name: Callable[[int], str], *, is_global: bool) -> None:
+        """A memory whose accesses will be reported; `name` says what an offset is called."""
+        self._shadows[id(memory)] = Shadow(num_bytes, name, is_global)
+
+    def shadow(self, memory: Memory) -> Shadow:
+        """The last accesses of a memory."""
+        return self._shadows[id(memory)]
+
+    def word(self, memory: Memory, offset: int) -> SyncPoint:
+        """Where strong accesses of a word meet."""
+        key = (id(memory), offset)
+        if key not in self._words:
+            self._words[key] = SyncPoint()
+        return self._words[key]
 
     # ---- accesses of a thread ----
 
-    def read(
-        self, thread: Thread, shadow: Shadow, offsets: Array, width: int, index: int, lanes: Mask, strong: int = -1
-    ) -> None:
-        """A generic read of `width` bytes at each offset, by the instruction of that index.
+    def read(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
+        """A generic read of rows of `width` bytes by a thread, where it is `at`.
 
         Raises
         ------
@@ -204,14 +272,11 @@ class Clocks:
             Nothing orders it behind the last write.
         """
         writes, reads = shadow.views(width)
-        rows = offsets // width
-        number = self._number(thread, index, False, lanes, strong)
-        self._require_writes(thread, number, writes[rows], shadow, offsets)
+        number = self._number(thread, False)
+        self._require_writes(thread, number, writes[rows], shadow, rows, width)
         self._add_reader(thread, number, reads, rows)
 
-    def write(
-        self, thread: Thread, shadow: Shadow, offsets: Array, width: int, index: int, lanes: Mask, strong: int = -1
-    ) -> None:
+    def write(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
         """A generic write.
 
         Raises
@@ -220,19 +285,17 @@ class Clocks:
             Nothing orders it behind the last write, or behind a read since.
         """
         writes, reads = shadow.views(width)
-        rows = offsets // width
-        number = self._number(thread, index, True, lanes, strong)
-        self._require_writes(thread, number, writes[rows], shadow, offsets)
-        self._require_reads(thread, number, reads[rows], shadow, offsets)
+        number = self._number(thread, True)
+        self._require_writes(thread, number, writes[rows], shadow, rows, width)
+        self._require_reads(thread, number, reads[rows], shadow, rows, width)
         writes[rows] = number
         reads[rows] = 0
 
     # ---- asynchronous operations ----
 
-    def begin(self, thread: Thread, index: int, what: str, slot: int, time: int = IN_FLIGHT) -> int:
+    def begin(self, thread: Thread, what: str, slot: int, time: int = IN_FLIGHT) -> int:
         """The number of an operation that a thread issues; it counts as done for whoever knows `slot` up to `time`."""
-        self._accesses.append(self._access(thread, index, None, what, slot, time, asynchronous=True))
-        return len(self._accesses) - 1
+        return self._access(thread, what, slot, time, asynchronous=True)
 
     def complete(self, number: int, time: int) -> None:
         """The time of an operation's slot at which it is complete."""
@@ -247,7 +310,7 @@ class Clocks:
             Nothing orders the issue behind the last write, or that write was generic and no proxy fence follows it.
         """
         writes, reads = shadow.views(WIDEST)
-        self._require_writes(thread, number, writes[granules], shadow, granules * WIDEST)
+        self._require_writes(thread, number, writes[granules], shadow, granules, WIDEST)
         self._add_reader(thread, number, reads, granules)
 
     def begin_write(self, thread: Thread, number: int, shadow: Shadow, granules: slice, *, by_proxy: bool) -> None:
@@ -259,26 +322,27 @@ class Clocks:
             Nothing orders the issue behind what was read or written there, or a generic write lacks its proxy fence.
         """
         writes, reads = shadow.views(WIDEST)
-        offsets = np.arange(granules.start, granules.stop) * WIDEST
-        self._require_writes(thread, number, writes[granules], shadow, offsets, by_proxy=by_proxy)
-        self._require_reads(thread, number, reads[granules], shadow, offsets)
+        rows = np.arange(granules.start, granules.stop)
+        self._require_writes(thread, number, writes[granules], shadow, rows, WIDEST, by_proxy)
+        self._require_reads(thread, number, reads[granules], shadow, rows, WIDEST)
         writes[granules] = number
         reads[granules] = 0
 
     # ---- inside ----
 
-    def _access(self, thread: Thread, index: int, lanes: Mask, what: str, slot: int, time: int, **rest: Any) -> Access:
-        instruction = self._instructions[index]
-        return Access(slot, time, thread.position, instruction, thread.warp, lanes, what, **rest)
+    def _access(self, thread: Thread, what: str, slot: int, time: int, **rest: Any) -> int:
+        instruction = self._instructions[thread.index]
+        access = Access(slot, time, thread.position, instruction, thread.warp, thread.lanes, what, **rest)
+        self._accesses.append(access)
+        return len(self._accesses) - 1
 
-    def _number(self, thread: Thread, index: int, writes: bool, lanes: Mask, strong: int) -> int:
-        """The number of a thread's access by an instruction, the same until the thread's clock ticks."""
-        number = thread.recent.get((index, writes))
+    def _number(self, thread: Thread, writes: bool) -> int:
+        """The number of a thread's access by its instruction, the same until the thread's clock ticks."""
+        number = thread.recent.get((thread.index, writes))
         if number is None:
             what = "write" if writes else "read"
-            access = self._access(thread, index, lanes, what, thread.slot, thread.now, strong=strong)
-            self._accesses.append(access)
-            number = thread.recent[index, writes] = len(self._accesses) - 1
+            number = self._access(thread, what, thread.slot, thread.now, strong=thread.strong)
+            thread.recent[thread.index, writes] = number
         return number
 
     def _add_reader(self, thread: Thread, number: int, reads: Array, rows: Array) -> None:
@@ -293,7 +357,14 @@ class Clocks:
         reads[rows] = after
 
     def _require_writes(
-        self, thread: Thread, number: int, before: Array, shadow: Shadow, offsets: Array, by_proxy: bool | None = None
+        self,
+        thread: Thread,
+        number: int,
+        before: Array,
+        shadow: Shadow,
+        rows: Array,
+        width: int,
+        by_proxy: bool | None = None,
     ) -> None:
         """Every last write comes before, and, if generic, is fenced for an operation of the asynchronous proxy."""
         access = self._accesses[number]
@@ -303,12 +374,14 @@ class Clocks:
             earlier = self._accesses[each]
             if earlier.is_before(thread.clock, VISIBLE):
                 if by_proxy and not earlier.asynchronous and not earlier.is_before(thread.clock, shadow.fenced_row):
-                    raise self._proxy_fault(access, earlier, shadow, _first(offsets, before, each))
+                    raise self._proxy_fault(access, earlier, shadow, _first(rows, before, each) * width)
                 known.add(each)
             elif not access.tolerates(earlier):
-                raise self._race(thread, access, earlier, shadow, _first(offsets, before, each))
+                raise self._race(thread, access, earlier, shadow, _first(rows, before, each) * width)
 
-    def _require_reads(self, thread: Thread, number: int, before: Array, shadow: Shadow, offsets: Array) -> None:
+    def _require_reads(
+        self, thread: Thread, number: int, before: Array, shadow: Shadow, rows: Array, width: int
+    ) -> None:
         """Every read since the last write has been performed."""
         for each in _distinct(before) - thread.known_readers:
             tolerated = False
@@ -317,7 +390,9 @@ class Clocks:
                 if earlier.is_before(thread.clock, EXECUTED):
                     continue
                 if not self._accesses[number].tolerates(earlier):
-                    raise self._race(thread, self._accesses[number], earlier, shadow, _first(offsets, before, each))
+                    raise self._race(
+                        thread, self._accesses[number], earlier, shadow, _first(rows, before, each) * width
+                    )
                 tolerated = True
             if not tolerated:
                 thread.known_readers.add(each)
@@ -349,7 +424,7 @@ def _distinct(numbers: Array) -> set[int]:
     return set(numbers.ravel().tolist())
 
 
-def _first(offsets: Array, before: Array, number: int) -> int:
-    """The first offset whose cells hold a number."""
-    rows = (before.reshape(offsets.size, -1) == number).any(axis=1)
-    return int(offsets[int(np.flatnonzero(rows)[0])])
+def _first(rows: Array, before: Array, number: int) -> int:
+    """The first row whose cells hold a number."""
+    found = (before.reshape(rows.size, -1) == number).any(axis=1)
+    return int(rows[int(np.flatnonzero(found)[0])])

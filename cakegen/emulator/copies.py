@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.barriers import MBarrier
+from cakegen.emulator.barriers import BarrierOrder, MBarrier
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import GRANULE, Buffer, GlobalMemory
+from cakegen.emulator.vector_clock import CLUSTER, CTA, EXECUTED, Released
 
 if TYPE_CHECKING:
+    from cakegen.emulator.clocks import Thread
     from cakegen.emulator.warp import Cta, Warp
 
 Array = NDArray[Any]
@@ -78,12 +80,31 @@ class Landing(Pending):
     write: Callable[[Array, Array], None]
     what: str
     where: Where | None = None
+    source: Source | None = None
+    generic: bool = False
+    _thread: Thread | None = field(init=False, default=None)
+    _number: int = field(init=False, default=0)
 
-    def begin(self) -> None:
-        """Mark the destination."""
+    def begin(self, thread: Thread | None) -> None:
+        """Mark the destination; the thread must come after who used it, and after who wrote the source."""
         for start, size in self.spans:
             self.cta.shared.begin_write(start, size, self.what)
         self.cta.landings += 1
+        order = barrier_at(self.cta, self.barrier_offset).order
+        if thread is not None and order is not None:
+            self._check(thread, order)
+
+    def _check(self, thread: Thread, order: BarrierOrder) -> None:
+        if not thread.clock.knows(EXECUTED, *order.initialised):
+            raise Fault("race", f"{self.what} counts on a barrier, and nothing orders that behind its mbarrier.init")
+        clocks = thread.clocks
+        self._thread, self._number = thread, clocks.begin(thread, self.what, order.slot)
+        if self.source is not None and not self.source.buffer.read_only:
+            clocks.begin_read(thread, self._number, clocks.shadow(self.source.buffer), self.source.granules())
+        for start, size in self.spans:
+            span = slice(start // GRANULE, -(-(start + size) // GRANULE))
+            shadow = clocks.shadow(self.cta.shared)
+            clocks.begin_write(thread, self._number, shadow, span, by_proxy=not self.generic)
 
     def complete(self) -> None:
         """Store the bytes, then count them."""
@@ -94,7 +115,26 @@ class Landing(Pending):
         for start, size in self.spans:
             shared.end_write(start, size)
         self.cta.landings -= 1
+        self._publish()
         self.cta.complete_bytes(self.barrier_offset, sum(size for _, size in self.spans))
+
+    def _publish(self) -> None:
+        """Who waits for the phase sees the bytes; those of a peer's `st.async` only at the cluster's scope."""
+        order = barrier_at(self.cta, self.barrier_offset).order
+        if self._thread is None or order is None:
+            return
+        time = barrier_at(self.cta, self.barrier_offset).phase + 1
+        self._thread.clocks.complete(self._number, time)
+        away = self.generic and self._thread.position.cta != self.cta.index
+        order.arrivals.land(order.slot, time, self.cta.position, CLUSTER if away else CTA)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a copy reads: an allocation, and which of its 16-byte granules."""
+
+    buffer: Buffer
+    granules: Callable[[], Array]
 
 
 @dataclass(eq=False)
@@ -111,13 +151,14 @@ class RemoteArrival(Pending):
     count: int
     tx_bytes: int = 0
     where: Where | None = None
+    released: Released | None = None
 
     def complete(self) -> None:
         """Arrive, after the earlier ones."""
         on_their_way = self.sender.remote_arrivals
         while self in on_their_way:
             first = on_their_way.pop(0)
-            first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes)
+            first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes, first.released)
 
 
 def linear_write(start: int) -> Callable[[Array, Array], None]:
@@ -188,6 +229,18 @@ class TensorView:
         box[tuple(inside)] = self.elements[tuple(source)]
         return box.reshape(-1).view(np.uint8)
 
+    def granules(self, corner: Sequence[int]) -> Array:
+        """The 16-byte granules of the allocation that hold the box."""
+        record = self.record
+        strides = (2, *record.strides_bytes)
+        inner = max(corner[0], 0), min(corner[0] + record.box[0], record.dims[0])
+        base = record.address - self.buffer.base
+        offsets = np.arange((base + 2 * inner[0]) // GRANULE, -(-(base + 2 * inner[1]) // GRANULE)) * GRANULE
+        for first, width, extent, stride in zip(corner[1:], record.box[1:], record.dims[1:], strides[1:], strict=True):
+            places = np.arange(max(first, 0), min(first + width, extent))
+            offsets = offsets + places.reshape(-1, *[1] * offsets.ndim) * stride
+        return offsets.reshape(-1) // GRANULE
+
 
 def view_tensor(record: MapRecord, memory: GlobalMemory) -> TensorView:
     """The view of a map over the launch's memory.
@@ -218,7 +271,8 @@ def tensor_landing(
     write = swizzled_write(start, width) if width else linear_write(start)
     what = f"the copy of box {tuple(corner)} of {view.record.name}"
     spans = ((start, view.box_bytes),)
-    return Landing(cta, spans, barrier_offset, lambda: view.fetch(corner), write, what, where)
+    source = Source(view.buffer, lambda: view.granules(corner))
+    return Landing(cta, spans, barrier_offset, lambda: view.fetch(corner), write, what, where, source)
 
 
 def bulk_landing(
@@ -239,7 +293,8 @@ def bulk_landing(
         return buffer.data[first : first + num_bytes]
 
     what = f"the bulk copy of {num_bytes} bytes of {buffer.name}"
-    return Landing(cta, ((start, num_bytes),), barrier_offset, fetch, linear_write(start), what, where)
+    read = Source(buffer, lambda: np.arange(first // GRANULE, (first + num_bytes) // GRANULE))
+    return Landing(cta, ((start, num_bytes),), barrier_offset, fetch, linear_write(start), what, where, read)
 
 
 def store_landing(cta: Cta, starts: Array, rows: Array, barrier_offset: int, where: Where) -> Landing:
@@ -252,7 +307,7 @@ def store_landing(cta: Cta, starts: Array, rows: Array, barrier_offset: int, whe
     def write(shared: Array, data: Array) -> None:
         shared.reshape(-1, GRANULE)[starts // GRANULE] = data
 
-    return Landing(cta, spans, barrier_offset, lambda: rows, write, "the st.async", where)
+    return Landing(cta, spans, barrier_offset, lambda: rows, write, "the st.async", where, generic=True)
 
 
 def barrier_at(cta: Cta, offset: int) -> MBarrier:

@@ -78,17 +78,18 @@ def _bytes(values: list[Lanes]) -> Lanes:
     return np.ascontiguousarray(stacked).view(np.uint8)
 
 
-def load_shared(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask) -> Lanes:
+def load_shared(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
     """`ld.shared`: own CTA only; `[length, 32]`."""
     width = int(kind[1]) * length
+    thread = w.at(index, mask, strong)
     if mask is None:
         _own_window(w, addresses)
-        return _items(w.cta.shared.load(addresses, width), kind)
+        return _items(w.cta.shared.load(addresses, width, thread), kind)
     active = np.flatnonzero(mask)
     if not active.size:
         return np.zeros((length, 32), kind)
     _own_window(w, addresses[active])
-    return _items(_spread(w.cta.shared.load(addresses[active], width), active, width), kind)
+    return _items(_spread(w.cta.shared.load(addresses[active], width, thread), active, width), kind)
 
 
 def _own_window(w: Warp, addresses: Lanes) -> None:
@@ -103,25 +104,26 @@ def _peer(w: Warp, addresses: Lanes) -> SharedMemory:
     return w.cta.peer(int(ranks[0])).shared
 
 
-def load_cluster(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask) -> Lanes:
+def load_cluster(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
     """`ld.shared::cluster`."""
     active = np.arange(32) if mask is None else np.flatnonzero(mask)
     if not active.size:
         return np.zeros((length, 32), kind)
     width = int(kind[1]) * length
-    rows = _peer(w, addresses[active]).load(addresses[active], width)
+    rows = _peer(w, addresses[active]).load(addresses[active], width, w.at(index, mask, strong))
     return _items(_spread(rows, active, width), kind)
 
 
-def load_global(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask) -> Lanes:
+def load_global(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
     """`ld.global`: `[length, 32]`."""
     width = int(kind[1]) * length
+    thread = w.at(index, mask, strong)
     if mask is None:
-        return _items(w.memory.load(addresses, width), kind)
+        return _items(w.memory.load(addresses, width, thread), kind)
     active = np.flatnonzero(mask)
     if not active.size:
         return np.zeros((length, 32), kind)
-    return _items(_spread(w.memory.load(addresses[active], width), active, width), kind)
+    return _items(_spread(w.memory.load(addresses[active], width, thread), active, width), kind)
 
 
 def _in_shared_window(addresses: Lanes, mask: Mask) -> bool:
@@ -136,22 +138,22 @@ def _narrow(addresses: Lanes) -> Lanes:
     return (addresses - np.uint64(SHARED_WINDOW)).astype(np.uint32)
 
 
-def load_generic(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask) -> Lanes:
+def load_generic(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
     """`ld` without a state space."""
     if _in_shared_window(addresses, mask):
-        return load_cluster(w, _narrow(addresses), kind, length, mask)
-    return load_global(w, addresses, kind, length, mask)
+        return load_cluster(w, _narrow(addresses), kind, length, mask, index, strong)
+    return load_global(w, addresses, kind, length, mask, index, strong)
 
 
-def store_generic(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask) -> None:
+def store_generic(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, index: int, strong: int = -1) -> None:
     """`st` without a state space."""
     if _in_shared_window(addresses, mask):
-        store_cluster(w, _narrow(addresses), values, mask)
+        store_cluster(w, _narrow(addresses), values, mask, index, strong)
     else:
-        store_global(w, addresses, values, mask)
+        store_global(w, addresses, values, mask, index, strong)
 
 
-def store_shared(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask) -> None:
+def store_shared(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, index: int, strong: int = -1) -> None:
     """`st.shared`: own CTA only."""
     rows = _bytes(values)
     if mask is not None:
@@ -159,26 +161,26 @@ def store_shared(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask) -> 
         if not addresses.size:
             return
     _own_window(w, addresses)
-    w.cta.shared.store(addresses, rows)
+    w.cta.shared.store(addresses, rows, w.at(index, mask, strong))
 
 
-def store_cluster(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask) -> None:
+def store_cluster(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, index: int, strong: int = -1) -> None:
     """`st.shared::cluster`."""
     rows = _bytes(values)
     if mask is not None:
         addresses, rows = addresses[mask], rows[mask]
     if addresses.size:
-        _peer(w, addresses).store(addresses, rows)
+        _peer(w, addresses).store(addresses, rows, w.at(index, mask, strong))
 
 
-def store_global(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask) -> None:
+def store_global(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, index: int, strong: int = -1) -> None:
     """`st.global`."""
     rows = _bytes(values)
     if mask is not None:
         addresses, rows = addresses[mask], rows[mask]
         if not addresses.size:
             return
-    w.memory.store(addresses, rows, w.cta.index)
+    w.memory.store(addresses, rows, w.cta.index, w.at(index, mask, strong))
     if w.machine.watched:
         w.machine.touch(addresses)
 
@@ -226,7 +228,7 @@ def elect_lane(w: Warp, members: Lanes, mask: Mask) -> Any:
     return np.full(32, lane, np.uint32), np.arange(32) == lane
 
 
-def store_matrices(w: Warp, addresses: Lanes, registers: list[Lanes], transposed: bool, mask: Mask) -> None:
+def store_matrices(w: Warp, addresses: Lanes, registers: list[Lanes], transposed: bool, mask: Mask, index: int) -> None:
     """`stmatrix`: lane l gives the address of row l % 8 of matrix l / 8 (PTX ISA 9.7.14.5.16)."""
     if mask is not None:
         raise Fault("divergence", "stmatrix.aligned by a part of the warp")
@@ -236,4 +238,4 @@ def store_matrices(w: Warp, addresses: Lanes, registers: list[Lanes], transposed
         matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
     rows = matrices.reshape(-1, 8).view(np.uint8)
     _own_window(w, addresses[: 8 * len(registers)])
-    w.cta.shared.store(addresses[: 8 * len(registers)], rows)
+    w.cta.shared.store(addresses[: 8 * len(registers)], rows, w.at(index, mask))

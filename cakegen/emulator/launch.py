@@ -63,11 +63,13 @@ class LaunchReport:
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: the adversary's schedule and seed, and the tensor core's arithmetic (`hopper` or `wide`)."""
+    """How to run: the adversary's schedule and seed, and the tensor core's arithmetic (`hopper` or `wide`);
+    whether the order of accesses is checked (races, proxies)."""
 
     schedule: str = "random"
     seed: int = 0
     arithmetic: str = "hopper"
+    checks: bool = True
 
 
 DEFAULT_OPTIONS = Options()
@@ -168,6 +170,7 @@ def _buffer(name: str, operand: Operand, output: bool) -> Buffer:
         pitch_bytes=operand.pitch * size,
         plane_bytes=plane if plane >= operand.rows * operand.pitch * size else 0,
         output=output,
+        read_only=not output,
     )
 
 
@@ -196,6 +199,7 @@ def _run_launch(
         barrier_names(record),
         ARITHMETIC[options.arithmetic],
         on_retire=on_progress,
+        checks=options.checks,
     )
     start = time.perf_counter()
     machine.run()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cakegen.emulator import reports, synchronise
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.barriers import CountedBarrier
+from cakegen.emulator.clocks import Clocks
 from cakegen.emulator.copies import MapRecord, Pending, TensorView, view_tensor
 from cakegen.emulator.expressions import BANK_TYPES
 from cakegen.emulator.faults import Fault, Where
@@ -22,6 +23,7 @@ from cakegen.emulator.memory import SHARED_START, GlobalMemory, SharedMemory
 from cakegen.emulator.ptx import Immediate, Kernel, Register
 from cakegen.emulator.tensor_core import multiply_add_hopper
 from cakegen.emulator.translate import EXIT, Program, needs_convergence
+from cakegen.emulator.vector_clock import Position
 from cakegen.emulator.warp import Cluster, Cta, Strand, Warp
 from cakegen.emulator.wgmma import Product, TileTable, WgmmaUnit
 from cakegen.errors import EmulationError
@@ -58,6 +60,8 @@ class Machine:
         The tensor core's arithmetic.
     instruction_limit
         Warp-instructions after which the launch counts as one that never ends.
+    checks
+        Whether the order of accesses is checked (races, proxies).
     """
 
     program: Program
@@ -68,6 +72,7 @@ class Machine:
     barrier_names: Mapping[int, str] = field(default_factory=dict)
     multiply_add: Callable[[Array, Array, Array], Array] = multiply_add_hopper
     instruction_limit: int = 2_000_000_000
+    checks: bool = True
     on_retire: Callable[[int, int], None] = lambda done, total: None
 
     def __post_init__(self) -> None:
@@ -97,6 +102,7 @@ class Machine:
         self._converging = frozenset(i for i, each in enumerate(kernel.instructions) if needs_convergence(each))
         self._fresh = [np.full(32, 0xA5A5A5A5, "u4").astype(BANK_TYPES[bank]) for bank in kernel.banks]
         self._lay_out_shared()
+        self.clocks = self._watch_memory() if self.checks else None
 
     @property
     def kernel(self) -> Kernel:
@@ -117,6 +123,15 @@ class Machine:
             self.shared_symbols[variable.name] = end
         self.dynamic_start = end
         self.shared_end = end + self.shape.dynamic_smem_bytes
+
+    def _watch_memory(self) -> Clocks:
+        # Launches run one after another, and one sees all of what came before: each starts with new clocks. Launches
+        # that overlap share theirs; `griddepcontrol.wait` then joins what all warps of the earlier one knew at its end.
+        clocks = Clocks(self.kernel.instructions)
+        for buffer in self.memory.buffers:
+            if not buffer.read_only:
+                clocks.watch(buffer, buffer.num_bytes, buffer.place, is_global=True)
+        return clocks
 
     # ---- what instructions ask for ----
 
@@ -317,15 +332,24 @@ class Machine:
             x, y, z = (c + i for c, i in zip(corner, inside, strict=True))
             index = x + self.grid[0] * (y + self.grid[1] * z)
             shared = SharedMemory(rank, self.shared_end)
-            cta = Cta(index, (x, y, z), inside, cluster, shared, self)
+            cta = Cta(index, (x, y, z), inside, cluster, shared, self, Position(index, number))
             cluster.ctas.append(cta)
-            for number in range(-(-threads // 32)):
-                mask = np.arange(32) < threads - 32 * number
-                cta.warps.append(Warp(self, cta, number, list(self._fresh), mask))
+            for warp in range(-(-threads // 32)):
+                mask = np.arange(32) < threads - 32 * warp
+                cta.warps.append(Warp(self, cta, warp, list(self._fresh), mask))
         self.resident.append(cluster)
+        if self.clocks is not None:
+            self._admit_threads(self.clocks, cluster)
         for cta in cluster.ctas:
-            for warp in cta.warps:
-                self._make_ready(warp)
+            for each in cta.warps:
+                self._make_ready(each)
+
+    def _admit_threads(self, clocks: Clocks, cluster: Cluster) -> None:
+        positions = [cta.position for cta in cluster.ctas]
+        for cta, threads in zip(cluster.ctas, clocks.admit(positions, len(cluster.ctas[0].warps)), strict=True):
+            clocks.watch(cta.shared, cta.shared.num_bytes, cta.place, is_global=False)
+            for warp, thread in zip(cta.warps, threads, strict=True):
+                warp.thread = thread
 
     def _finish_warp(self, warp: Warp) -> None:
         if warp.wgmma.in_flight:
@@ -343,4 +367,4 @@ class Machine:
     def _recount(self, barrier: CountedBarrier, live: list[Warp]) -> None:
         """A barrier of all threads waits for those that have not exited."""
         if barrier.complete_if_all(live):
-            self.wake(barrier.waiters)
+            synchronise.pass_barrier(self, barrier)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.barriers import MBarrier
 from cakegen.emulator.faults import Fault
+
+if TYPE_CHECKING:
+    from cakegen.emulator.clocks import Thread
 
 Bytes = NDArray[np.uint8]
 Lanes = NDArray[Any]
@@ -39,6 +42,8 @@ class Buffer:
     ----------
     output
         The program must write every element, each from one CTA, and before anything reads it.
+    read_only
+        An input: a write to it is a fault, so that nothing needs to be ordered with its reads.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Buffer:
     pitch_bytes: int = 0
     plane_bytes: int = 0
     output: bool = False
+    read_only: bool = False
     data: Bytes = field(init=False)
     writer: NDArray[np.int32] | None = field(init=False, default=None)
     _views: dict[int, Bytes] = field(init=False, default_factory=dict)
@@ -65,6 +71,10 @@ class Buffer:
             return False
         inside = offset % self.plane_bytes if self.plane_bytes else offset
         return not self.pitch_bytes or inside % self.pitch_bytes < self.row_bytes
+
+    def place(self, offset: int) -> str:
+        """What an offset is called."""
+        return f"{self.name} + {offset}"
 
     def rows(self, width: int) -> Bytes:
         """The memory as `[n, width]` bytes; what does not fill a last row is left out."""
@@ -156,18 +166,26 @@ class GlobalMemory:
         hint = f"; it is byte {address - near.base} of {near.name}, which has {near.num_bytes}" if near else ""
         raise Fault("out-of-bounds", f"{what} of {width} bytes at {address:#x}, which is in no tensor{hint}")
 
-    def load(self, addresses: Lanes, width: int) -> Bytes:
-        """`[lanes, width]` bytes."""
+    def load(self, addresses: Lanes, width: int, thread: Thread | None = None) -> Bytes:
+        """`[lanes, width]` bytes; by a thread, if the order of accesses is checked."""
         buffer, offsets = self.find(addresses, width, "read")
         buffer.check_written(offsets, width)
-        return buffer.rows(width)[(offsets // np.uint64(width)).astype(np.int64)]
+        rows = (offsets // np.uint64(width)).astype(np.int64)
+        if thread is not None and not buffer.read_only:
+            thread.read(buffer, rows, width)
+        return buffer.rows(width)[rows]
 
-    def store(self, addresses: Lanes, values: Bytes, cta: int) -> None:
+    def store(self, addresses: Lanes, values: Bytes, cta: int, thread: Thread | None = None) -> None:
         """Write `[lanes, width]` bytes."""
         width = values.shape[1]
         buffer, offsets = self.find(addresses, width, "write")
+        if buffer.read_only:
+            raise Fault("output", f"{buffer.name} + {int(offsets[0])} is written; it is an input")
         buffer.note_write(offsets, width, cta)
-        buffer.rows(width)[(offsets // np.uint64(width)).astype(np.int64)] = values
+        rows = (offsets // np.uint64(width)).astype(np.int64)
+        if thread is not None:
+            thread.write(buffer, rows, width)
+        buffer.rows(width)[rows] = values
 
 
 class SharedMemory:
@@ -216,7 +234,7 @@ class SharedMemory:
             raise Fault("exit", f"{what} to shared memory of cluster rank {self.rank}, which has exited")
         return offsets
 
-    def load(self, addresses: Lanes, width: int) -> Bytes:
+    def load(self, addresses: Lanes, width: int, thread: Thread | None = None) -> Bytes:
         """`[lanes, width]` bytes, by the generic proxy."""
         offsets = self.offsets(addresses, width, "read")
         data, valid = self.views(width)
@@ -224,10 +242,12 @@ class SharedMemory:
         self._refuse_pending(offsets, self.pending_writes, "pending-write", "is read while a copy still writes to it")
         if valid[rows].tobytes() != b"\x01" * (width * rows.size):
             self._refuse_unwritten(offsets, width, "read")
+        if thread is not None:
+            thread.read(self, rows, width)
         found: Bytes = data[rows]
         return found
 
-    def store(self, addresses: Lanes, values: Bytes) -> None:
+    def store(self, addresses: Lanes, values: Bytes, thread: Thread | None = None) -> None:
         """Write `[lanes, width]` bytes, by the generic proxy."""
         width = values.shape[1]
         offsets = self.offsets(addresses, width, "write")
@@ -237,6 +257,8 @@ class SharedMemory:
             offsets, self.pending_reads, "pending-read", "is written while an asynchronous operation may still read it"
         )
         rows = offsets // width
+        if thread is not None:
+            thread.write(self, rows, width)
         data[rows] = values
         valid[rows] = 1
 

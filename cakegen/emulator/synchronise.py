@@ -16,10 +16,11 @@ from cakegen.emulator.barriers import CountedBarrier
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
 from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.vector_clock import SCOPES
 
 if TYPE_CHECKING:
     from cakegen.emulator.machine import Machine
-    from cakegen.emulator.warp import Strand
+    from cakegen.emulator.warp import Strand, Warp
 
 Array = NDArray[Any]
 
@@ -78,11 +79,33 @@ def _named_barrier(machine: Machine, strand: Strand, instruction: Instruction) -
     if number > 15:
         raise Fault("barrier", f"bar {number}; a CTA has barriers 0 to 15")
     barrier = cta.named.setdefault(number, CountedBarrier(f"bar {number}"))
+    _gather(barrier, strand.warp)
     complete = barrier.arrive(strand.warp, 32, total) or barrier.complete_if_all(cta.live_warps())
     if complete:
-        machine.wake(barrier.waiters)
+        if what == "sync":
+            _join(strand.warp, barrier)
+        pass_barrier(machine, barrier)
     elif what == "sync":
         park(strand, barrier.waiters, barrier)
+
+
+def _gather(barrier: CountedBarrier, warp: Warp) -> None:
+    """What the arriving warp knows goes into the barrier."""
+    if warp.thread is not None:
+        barrier.gathered = warp.thread.leave(barrier.gathered)
+
+
+def _join(warp: Warp, barrier: CountedBarrier) -> None:
+    """What all that arrived knew is known to a warp that passes."""
+    if warp.thread is not None and barrier.passed is not None:
+        warp.thread.join(barrier.passed)
+
+
+def pass_barrier(machine: Machine, barrier: CountedBarrier) -> None:
+    """A barrier is complete: who is parked at it goes on."""
+    for strand in barrier.waiters:
+        _join(strand.warp, barrier)
+    machine.wake(barrier.waiters)
 
 
 def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction) -> None:
@@ -95,6 +118,10 @@ def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction)
         if warp.cluster_ticket >= 0:
             raise Fault("barrier", "barrier.cluster.arrive twice without a wait between")
         warp.cluster_ticket = barrier.generation
+        if "relaxed" not in instruction.parts:
+            _gather(barrier, warp)
+        elif warp.thread is not None:
+            barrier.gathered = warp.thread.leave_initialised(barrier.gathered)
         barrier.arrive(warp, 32, 0)
         if barrier.complete_if_all(cluster.live_warps()):
             machine.wake(barrier.waiters)
@@ -106,6 +133,7 @@ def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction)
         park(strand, barrier.waiters, barrier)
     else:
         warp.cluster_ticket = -1
+        _join(warp, barrier)
 
 
 def _combine(operation: str, old: int, b: int, c: int) -> int:
@@ -118,6 +146,11 @@ def _combine(operation: str, old: int, b: int, c: int) -> int:
     return (table | {"and": old & b, "or": old | b, "xor": old ^ b})[operation]
 
 
+def _strong_scope(parts: tuple[str, ...]) -> int:
+    """The scope of a strong access; of an atomic without one, the GPU."""
+    return next((SCOPES[part] for part in parts if part in SCOPES), SCOPES["gpu"])
+
+
 def _atomic(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
     operation = next((part for part in instruction.parts if part in _ATOMS), None)
     kind = instruction.parts[-1]
@@ -128,12 +161,22 @@ def _atomic(machine: Machine, strand: Strand, instruction: Instruction, active: 
     address = read_address(strand, operands[0], "u8")
     values = [read_lanes(strand, operand, f"u{width}") for operand in operands[1:]]
     old = np.zeros(32, f"u{width}")
+    parts = instruction.parts
+    thread = strand.warp.thread
+    acquires, releases = bool({"acquire", "acq_rel"} & set(parts)), bool({"release", "acq_rel"} & set(parts))
+    # the read of a `red` acquires nothing (PTX ISA 8.8)
+    reader = thread if instruction.root == "atom" else None
+    place = (strand.pc - 1, active, _strong_scope(parts))
     for lane in np.flatnonzero(active):
         at = address[lane : lane + 1]
-        before = int(machine.memory.load(at, width).view(f"u{width}")[0, 0])
+        before = int(
+            machine.memory.load(at, width, reader and reader.at(*place, orders=acquires)).view(f"u{width}")[0, 0]
+        )
         b, c = (int(values[i][lane]) if i < len(values) else 0 for i in (0, 1))
         after = _combine(operation, before, b, c) & ((1 << 8 * width) - 1)
-        machine.memory.store(at, np.array([[after]], f"u{width}").view(np.uint8), strand.warp.cta.index)
+        row = np.array([[after]], f"u{width}").view(np.uint8)
+        thread = thread and thread.at(*place, orders=releases, chained=True)
+        machine.memory.store(at, row, strand.warp.cta.index, thread)
         old[lane] = before
         machine.touch(at)
     if instruction.root == "atom":
@@ -150,16 +193,20 @@ def _strong_access(machine: Machine, strand: Strand, instruction: Instruction, a
     if "global" not in instruction.parts or kind not in ("u32", "b32", "u64", "b64"):
         raise refused(instruction)
     width = int(kind[1:]) // 8
+    thread = strand.warp.thread
+    place = (strand.pc - 1, active, _strong_scope(instruction.parts))
     if instruction.root == "st":
         address, value = instruction.operands
         at = read_address(strand, address, "u8")[active]
         rows = np.ascontiguousarray(read_lanes(strand, value, f"u{width}")[active]).view(np.uint8).reshape(-1, width)
-        machine.memory.store(at, rows, strand.warp.cta.index)
+        thread = thread and thread.at(*place, orders="release" in instruction.parts)
+        machine.memory.store(at, rows, strand.warp.cta.index, thread)
         machine.touch(at)
         return
     target, address = instruction.operands
     at = read_address(strand, address, "u8")[active]
-    rows = machine.memory.load(at, width)
+    thread = thread and thread.at(*place, orders="acquire" in instruction.parts)
+    rows = machine.memory.load(at, width, thread)
     poll = (strand.pc, int(at[0]), rows.tobytes())
     word = int(at[0]) & ~7
     if poll == strand.last_poll and (at == at[0]).all():

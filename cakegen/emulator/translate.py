@@ -16,6 +16,7 @@ from typing import Any
 
 from cakegen.emulator import lane_ops
 from cakegen.emulator.expressions import BANK_TYPES, TYPES, ExpressionWriter, environment
+from cakegen.emulator.fences import decode_fence
 from cakegen.emulator.ptx import (
     Address,
     Instruction,
@@ -28,14 +29,15 @@ from cakegen.emulator.ptx import (
     Symbol,
     Vector,
 )
+from cakegen.emulator.vector_clock import GPU
 from cakegen.emulator.wgmma import decode_wgmma
 from cakegen.errors import EmulationError
 
 EXIT = -1
 # Executed by `synchronise`: warps meet here, or asynchronous work begins.
 STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap"}
-# No effect here: hints, fences (checks of happens-before are not part of this version), and register counts.
-_NO_EFFECT = {"fence", "membar", "setmaxnreg", "griddepcontrol", "nanosleep", "prefetch"}
+# No effect here: hints and register counts.
+_NO_EFFECT = {"setmaxnreg", "griddepcontrol", "nanosleep", "prefetch"}
 _STRONG = {"acquire", "release", "relaxed"}
 _LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L1::evict_first", "L2::128B", "L2::256B"}
 _SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}
@@ -176,7 +178,10 @@ class _BlockWriter:
     def _plain(self, index: int, instruction: Instruction) -> None:
         root = instruction.root
         mask = self._mask(instruction)
-        if root in _NO_EFFECT or (root == "bar" and instruction.parts[1] == "warp"):
+        if root in ("fence", "membar"):
+            self._program.scope["I"][index] = decode_fence(instruction)
+            self._line(index, f"I[{index}](w)")
+        elif root in _NO_EFFECT or (root == "bar" and instruction.parts[1] == "warp"):
             self._line(index, "pass")
         elif root == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
             self._line(index, self._pack_or_unpack(instruction, mask))
@@ -184,7 +189,8 @@ class _BlockWriter:
             text, kind = self._writer.value(instruction)
             self._line(index, self._assign(instruction.operands[0], text, kind, mask))
         elif root in ("ld", "st"):
-            self._line(index, self._load(instruction, mask) if root == "ld" else self._store(instruction, mask))
+            access = self._load if root == "ld" else self._store
+            self._line(index, access(index, instruction, mask))
         elif root in ("shfl", "vote", "elect", "stmatrix", "wgmma"):
             self._line(index, getattr(self, f"_{root}")(index, instruction, mask))
         else:
@@ -248,7 +254,7 @@ class _BlockWriter:
         text = self._writer.read(address.base, kind)
         return f"({text} + {self._writer.constant(address.offset, 0, kind)})" if address.offset else text
 
-    def _load(self, instruction: Instruction, mask: str) -> str:
+    def _load(self, index: int, instruction: Instruction, mask: str) -> str:
         target, address = instruction.operands
         space, text, kind, length = self._access(instruction, address, _LD_MODIFIERS)
         items = target.items if isinstance(target, Vector) else (target,)
@@ -261,15 +267,17 @@ class _BlockWriter:
                 raise self._writer.refuse(instruction)
             return self._assign(target, f"w.parameter({parameter.offset + address.offset}, '{kind}')", kind, mask)
         name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
-        return self._assign_all(items, f"{name}(w, {text}, '{kind}', {length}, {mask})", kind, mask)
+        return self._assign_all(
+            items, f"{name}(w, {text}, '{kind}', {length}, {mask}, {index}{_strong(instruction)})", kind, mask
+        )
 
-    def _store(self, instruction: Instruction, mask: str) -> str:
+    def _store(self, index: int, instruction: Instruction, mask: str) -> str:
         address, source = instruction.operands
         space, text, kind, _ = self._access(instruction, address, {"volatile", "weak"})
         items = source.items if isinstance(source, Vector) else (source,)
         values = ", ".join(self._writer.read(item, kind) for item in items)
         name = {"shared::cluster": "store_cluster"}.get(space, f"store_{space}")
-        return f"{name}(w, {text}, [{values}], {mask})"
+        return f"{name}(w, {text}, [{values}], {mask}, {index}{_strong(instruction)})"
 
     def _shfl(self, index: int, instruction: Instruction, mask: str) -> str:
         if instruction.parts[1] != "sync" or instruction.parts[-1] != "b32":
@@ -307,12 +315,12 @@ class _BlockWriter:
         if parts - {"trans"} != expected or not isinstance(address, Address) or not isinstance(source, Vector):
             raise self._writer.refuse(instruction)
         values = ", ".join(self._writer.read(item, "u4") for item in source.items)
-        return f"store_matrices(w, {self.address(address, 'u4')}, [{values}], {'trans' in parts}, {mask})"
+        return f"store_matrices(w, {self.address(address, 'u4')}, [{values}], {'trans' in parts}, {mask}, {index})"
 
     def _wgmma(self, index: int, instruction: Instruction, mask: str) -> str:
         what = instruction.parts[1]
         if what == "fence":
-            return "w.wgmma.fence()"
+            return "w.wgmma.fence(R)"
         if what == "commit_group":
             return "w.wgmma.commit()"
         if what == "wait_group":
@@ -321,7 +329,12 @@ class _BlockWriter:
         if mask not in ("None", "m"):
             raise self._writer.refuse(instruction)
         self._program.scope["I"][index] = decode_wgmma(instruction)
-        return f"w.wgmma.issue(I[{index}], R)"
+        return f"w.wgmma.issue(I[{index}], R, {index})"
+
+
+def _strong(instruction: Instruction) -> str:
+    """The argument of a volatile access: relaxed, at the widest scope (PTX ISA 9.7.9.8)."""
+    return f", {GPU}" if "volatile" in instruction.parts else ""
 
 
 TYPES_BYTES = {"?": 1} | {f"{letter}{size}": size for letter in "iuf" for size in (1, 2, 4, 8)}

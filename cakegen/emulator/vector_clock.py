@@ -92,6 +92,15 @@ class Position:
         return scope, (self.cta, self.cluster, 0)[scope]
 
 
+@dataclass(frozen=True)
+class Released:
+    """What an arrival on its way publishes: a clock, who sends it from where, and its scope."""
+
+    clock: VectorClock
+    position: Position
+    scope: int
+
+
 class SyncPoint:
     """What was released at one place: a barrier, or one word of memory.
 
@@ -164,6 +173,11 @@ class SyncPoint:
             self._areas[area].join(clock)
         else:
             self._areas[area] = clock.copy()
+
+    def clear(self) -> None:
+        """Somebody overwrote the word: who reads it now acquires nothing older."""
+        self._areas.clear()
+        self._performed = None
 
     def copy(self) -> SyncPoint:
         """What has been left up to now."""

@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.adversary import MAX_WARPS
-from cakegen.emulator.barriers import CountedBarrier, MBarrier
+from cakegen.emulator.barriers import BarrierOrder, CountedBarrier, MBarrier
 from cakegen.emulator.copies import RemoteArrival, barrier_at
 from cakegen.emulator.faults import Fault, lanes_text
 from cakegen.emulator.memory import SHARED_START, GlobalMemory, SharedMemory
+from cakegen.emulator.vector_clock import Position, Released
 from cakegen.emulator.wgmma import WgmmaUnit
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
+    from cakegen.emulator.clocks import Thread
     from cakegen.emulator.machine import Machine
 
 Lanes = NDArray[Any]
@@ -62,12 +64,17 @@ class Warp:
         self.queued = False
         self.remote_arrivals: list[RemoteArrival] = []
         self.cluster_ticket = -1
+        self.thread: Thread | None = None
         self._specials: dict[str, Lanes] = {}
 
     @property
     def done(self) -> bool:
         """All lanes have exited."""
         return not self.strands
+
+    def at(self, index: int, lanes: NDArray[np.bool_] | None, strong: int = -1) -> Thread | None:
+        """Its thread, about to touch memory; None where the order of accesses is not checked."""
+        return None if self.thread is None else self.thread.at(index, lanes, strong)
 
     def release(self) -> None:
         """What was sent to other CTAs arrives before what is released now."""
@@ -155,6 +162,7 @@ class Cta:
     cluster: Cluster
     shared: SharedMemory
     machine: Machine
+    position: Position
     warps: list[Warp] = field(default_factory=list)
     named: dict[int, CountedBarrier] = field(default_factory=dict)
     landings: int = 0
@@ -176,18 +184,27 @@ class Cta:
         name = self.machine.barrier_names.get(relative)
         return name if name else f"shared offset {offset - SHARED_START}"
 
-    def init_barrier(self, offset: int, count: int) -> None:
-        """`mbarrier.init`."""
+    def place(self, offset: int) -> str:
+        """What an offset of its shared memory is called."""
+        return f"shared offset {offset - SHARED_START} of CTA {self.index}"
+
+    def init_barrier(self, offset: int, count: int, thread: Thread | None) -> None:
+        """`mbarrier.init` by a thread."""
         if offset in self.shared.barriers:
             raise Fault("barrier", f"{self.shared.barriers[offset]} is initialised again while it lives")
         self.shared.offsets(np.array([offset], np.uint32), 8, "mbarrier.init")
-        self.shared.barriers[offset] = MBarrier(self.barrier_name(offset), count)
+        barrier = self.shared.barriers[offset] = MBarrier(self.barrier_name(offset), count)
+        if thread is not None:
+            slot = thread.clocks.new_unit(self.index)
+            barrier.order = BarrierOrder(slot, (thread.slot, thread.now))
         self.shared.valid[offset : offset + 8] = 0
 
-    def arrive(self, offset: int, count: int, tx_bytes: int = 0) -> None:
-        """`mbarrier.arrive`, after expecting bytes."""
+    def arrive(self, offset: int, count: int, tx_bytes: int = 0, released: Released | None = None) -> None:
+        """`mbarrier.arrive`, after expecting bytes; `released` reaches those who wait, who are threads of this CTA."""
         self._refuse_exited()
         barrier = barrier_at(self, offset)
+        if released is not None and barrier.order is not None:
+            barrier.order.arrivals.release(released.clock, released.position, released.scope, self.position)
         if tx_bytes:
             barrier.expect(tx_bytes)
         if barrier.arrive(count):

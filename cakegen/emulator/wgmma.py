@@ -19,6 +19,7 @@ from cakegen.emulator.ptx import Immediate, Instruction, Register, Vector
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
+    from cakegen.emulator.clocks import Thread
     from cakegen.emulator.memory import SharedMemory
     from cakegen.emulator.warp import Warp
 
@@ -111,17 +112,23 @@ class WgmmaUnit:
         self._uncommitted: list[Product] = []
         self._groups: list[list[Product]] = []
         self._issued = 0
+        self._fenced: list[Any] = []
+        self._slot = -1
+        self._access = 0
+        self._committed = 0
 
     @property
     def in_flight(self) -> bool:
         """Whether anything was issued that no wait has covered."""
         return bool(self._uncommitted or self._groups)
 
-    def fence(self) -> None:
-        """`wgmma.fence` orders registers, which the chains do here."""
+    def fence(self, R: list[Any]) -> None:
+        """`wgmma.fence`: what registers hold now is there for the wgmmas that follow."""
+        if self._warp.thread is not None:
+            self._fenced = list(R)
 
-    def issue(self, form: WgmmaForm, R: list[Any]) -> None:
-        """`wgmma.mma_async`."""
+    def issue(self, form: WgmmaForm, R: list[Any], index: int) -> None:
+        """`wgmma.mma_async`, the instruction of that index."""
         warp = self._warp
         shared = warp.cta.shared
         a = _descriptor(R[form.a], "a")
@@ -132,15 +139,45 @@ class WgmmaUnit:
         b_elements, b_granules = warp.machine.tiles.operand(*b, 0, form.n, shared)
         for granules in (a_granules, b_granules):
             shared.begin_read(granules, "wgmma")
+            if warp.thread is not None:
+                self._check_read(warp.thread, index, granules)
         chain = self._chain(form, R)
         product = Product(chain, form, a_elements, b_elements, (a_granules, b_granules))
         chain.pending.append(product)
         self._uncommitted.append(product)
         warp.machine.schedule_product(self, product)
 
+    def _check_read(self, thread: Thread, index: int, granules: Array) -> None:
+        """A wgmma reads shared memory by the asynchronous proxy; its group counts on the warp's own unit."""
+        clocks = thread.clocks
+        if self._slot < 0:
+            self._slot = clocks.new_unit(self._warp.cta.index)
+        if not self._access:
+            self._access = clocks.begin(thread.at(index, None), "wgmma", self._slot, self._committed + 1)
+        clocks.begin_read(thread, self._access, clocks.shadow(self._warp.cta.shared), granules)
+
+    def _check_registers(self, form: WgmmaForm, R: list[Any]) -> None:
+        """A new accumulator held its values at the last `wgmma.fence` (PTX ISA 9.7.15.7.1), wherever it held them.
+
+        A constant passes: the compiler moves it behind the fence, and the assembler then adds a fence of its own.
+        """
+        fenced = self._fenced
+        if not form.accumulate or (fenced and all(R[index] is fenced[index] for index in form.registers)):
+            return
+        there = {id(value) for value in (*fenced, *self._warp.machine.program.writer.constants)}
+        for number, index in enumerate(form.registers):
+            value = R[index]
+            if id(value) not in there and id(value.base) not in there:
+                raise Fault(
+                    "race",
+                    f"accumulator register {number} was written, and no wgmma.fence follows before this reads it",
+                )
+
     def _chain(self, form: WgmmaForm, R: list[Any]) -> Chain:
         chain = self._chains.get(form.registers)
         if chain is None:
+            if self._warp.thread is not None:
+                self._check_registers(form, R)
             stacked = np.stack([R[index] for index in form.registers])
             token = InFlight(f"`{form.instruction.opcode}` at {form.instruction.place}")
             chain = self._chains[form.registers] = Chain(form.registers, _to_matrix(stacked), token)
@@ -162,6 +199,8 @@ class WgmmaUnit:
     def commit(self) -> None:
         """`wgmma.commit_group`."""
         self._groups.append(self._uncommitted)
+        self._committed += 1
+        self._access = 0
         self._uncommitted = []
 
     def wait(self, pending_groups: int, R: list[Any]) -> None:
@@ -171,6 +210,8 @@ class WgmmaUnit:
                 self.execute(product)
                 for granules in product.held:
                     self._warp.cta.shared.end_read(granules)
+        if self._warp.thread is not None and self._slot >= 0:
+            self._warp.thread.learn(self._slot, self._committed - len(self._groups))
         live = {id(product.chain) for group in (*self._groups, self._uncommitted) for product in group}
         for key, chain in list(self._chains.items()):
             if id(chain) not in live:
@@ -182,6 +223,8 @@ class WgmmaUnit:
             if R[index] is not chain.token:
                 raise Fault("pending-write", "an accumulator register was written while its wgmma was in flight")
             R[index] = values
+            if self._fenced:
+                self._fenced[index] = values
 
 
 def _descriptor(lanes: Array, name: str) -> tuple[int, int]:

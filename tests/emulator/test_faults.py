@@ -256,8 +256,6 @@ FULL_WAIT = "mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.p
 EMPTY_WAIT = "mbarrier_wait(smem + Cfg::kStageEmptyOffset + weights_ring.stage * 8, weights_ring.phase ^ 1, watch);"
 Y_WAIT = "wait_for_y(operands, smem, watch);"
 ALL = ("early", "late", "random")
-# extremes that happen to order what nothing orders
-BLIND = {("early", EMPTY_WAIT), ("early", Y_WAIT), ("late", Y_WAIT), ("late", "cluster_wait();")}
 
 
 @pytest.mark.parametrize("schedule", ALL)
@@ -270,10 +268,10 @@ BLIND = {("early", EMPTY_WAIT), ("early", Y_WAIT), ("late", Y_WAIT), ("late", "c
         (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes + 16);", {"deadlock"}),
         (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes - 16);", {"deadlock", "pending-write", "unwritten-read"}),
         (FRONT, "load.phase ^ 1, watch", "load.phase, watch", {"deadlock"}),
-        (TAIL, EMPTY_WAIT, "", {"pending-read", "pending-write", "barrier"}),
-        (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    store_staged", "store_staged", {"wrong values"}),
-        (TAIL, Y_WAIT, "", {"unwritten-read"}),
-        (FRONT, "cluster_wait();", "", {"barrier", "exit"}),
+        (TAIL, EMPTY_WAIT, "", {"pending-read", "pending-write", "barrier", "race"}),
+        (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    store_staged", "store_staged", {"race"}),
+        (TAIL, Y_WAIT, "", {"unwritten-read", "race"}),
+        (FRONT, "cluster_wait();", "", {"barrier", "exit", "race"}),
         (FRONT, "tile.row, Cfg::kLatentCols, out", "tile.row + 8, Cfg::kLatentCols, out", {"out-of-bounds", "output"}),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,
@@ -287,7 +285,7 @@ def test_planted_fault_is_caught(
     new: str,
     kinds: set[str],
 ) -> None:
-    """Of the random schedules of every style; an extreme may be blind to what the other shows."""
+    """Under both extremes, and by one of the random schedules of every style."""
     found = []
     for seed in range(len(STYLES) if schedule == "random" else 1):
         try:
@@ -295,8 +293,7 @@ def test_planted_fault_is_caught(
             found.append("wrong values" if report.problems else "passes")
         except Fault as fault:
             found.append(fault.kind)
-    if (schedule, old) not in BLIND:
-        assert kinds & set(found), found
+    assert kinds & set(found), found
     assert set(found) <= kinds | {"passes"}, found
 
 
