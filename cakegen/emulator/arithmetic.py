@@ -18,10 +18,15 @@ _CANONICAL_BF16_NAN = np.uint32(0x7FFF)
 
 
 def fma_f32(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
-    """`a * b + c` rounded once.
+    """`a * b + c` rounded once."""
+    return _fma_odd(a, b, c).astype(np.float32)
 
-    The product of two fp32 is exact in fp64; the sum is rounded to odd there, after which rounding to fp32 is as good
-    as one rounding (53 bits >= 24 + 2; Boldo and Melquiond 2008).
+
+def _fma_odd(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+    """`a * b + c` in fp64, rounded to odd.
+
+    The product of two fp32 is exact in fp64; after rounding the sum to odd there, rounding to a type of at most 51 bits
+    is as good as one rounding (Boldo and Melquiond 2008).
     """
     product = a.astype(np.float64) * b
     addend = c.astype(np.float64)
@@ -34,7 +39,47 @@ def fma_f32(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
         away = (error > 0) == (total > 0)
         bits = np.where(inexact, np.where(away, bits + 1, bits - 1), bits)
         total = bits.view(np.float64)
-    return total.astype(np.float32)
+    return total
+
+
+def add_f32(a: Lanes, b: Lanes) -> Lanes:
+    """`add.f32x2`, an item."""
+    return a + b
+
+
+def sub_f32(a: Lanes, b: Lanes) -> Lanes:
+    """`sub.f32x2`, an item."""
+    return a - b
+
+
+def mul_f32(a: Lanes, b: Lanes) -> Lanes:
+    """`mul.f32x2`, an item."""
+    return a * b
+
+
+def fma_bf16(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+    """`fma.rn.bf16`: bits in u16, rounded once; subnormals stay."""
+    exact = _fma_odd(bf16_value(a), bf16_value(b), bf16_value(c))
+    nearest = exact.astype(np.float32)
+    # to odd in fp32 as well: towards zero, and the last bit set where that lost something
+    bits = nearest.view(np.uint32) - (np.abs(nearest) > np.abs(exact))
+    inexact = (nearest != exact) & np.isfinite(exact)
+    return bf16_single(np.where(inexact, bits | 1, nearest.view(np.uint32)).astype(np.uint32).view(np.float32))
+
+
+def add_bf16(a: Lanes, b: Lanes) -> Lanes:
+    """`add.bf16`: as an fma with a factor 1, which is what the ISA's exact result comes to."""
+    return fma_bf16(a, np.full_like(a, 0x3F80), b)
+
+
+def sub_bf16(a: Lanes, b: Lanes) -> Lanes:
+    """`sub.bf16`."""
+    return fma_bf16(b, np.full_like(b, 0xBF80), a)
+
+
+def mul_bf16(a: Lanes, b: Lanes) -> Lanes:
+    """`mul.bf16`: with -0 added, which changes no product."""
+    return fma_bf16(a, b, np.full_like(a, 0x8000))
 
 
 def flush_f32(a: Lanes) -> Lanes:

@@ -48,6 +48,10 @@ _APPROXIMATE = {
     "rcp": "reciprocal_f32",
 }
 
+# Packed and half types -> (type of the register, type of an item, how functions of `arithmetic` name it)
+_PACKED = {"f32x2": ("u8", "f4", "f32"), "bf16x2": ("u4", "u2", "bf16"), "bf16": ("u2", "u2", "bf16")}
+_PACKED_ROOTS = {"add", "sub", "mul", "fma"}
+
 Value = tuple[str, str]
 
 
@@ -110,6 +114,8 @@ class ExpressionWriter:
         EmulationError
             The family does not know the form.
         """
+        if instruction.parts[-1] in _PACKED and instruction.root in _PACKED_ROOTS:
+            return self._packed(instruction)
         return self._families[instruction.root](instruction)
 
     def read(self, operand: Operand, kind: str) -> str:
@@ -167,6 +173,18 @@ class ExpressionWriter:
     def _floats(self, instruction: Instruction, kind: str) -> list[str]:
         values = self._all(instruction, kind)
         return [f"flush_f32({value})" for value in values] if "ftz" in instruction.parts else values
+
+    def _packed(self, instruction: Instruction) -> Value:
+        """Two items of a register at once, or one bf16: the same operation on each."""
+        whole, item, name = _PACKED[instruction.parts[-1]]
+        modifiers = set(instruction.parts[1:-1])
+        if not modifiers <= ({"rn", "ftz"} if name == "f32" else {"rn"}):
+            raise self.refuse(instruction)
+        values = [f"{value}.view('{item}')" for value in self._all(instruction, whole)]
+        if "ftz" in modifiers:
+            values = [f"flush_f32({value})" for value in values]
+        text = f"{instruction.root}_{name}({', '.join(values)})"
+        return f"{self._finish(instruction, text)}.view('{whole}')", whole
 
     def _add(self, instruction: Instruction) -> Value:
         kind = self._type(instruction, {"rn", "ftz", "sat"})

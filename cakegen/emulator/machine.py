@@ -21,6 +21,8 @@ from cakegen.emulator.expressions import BANK_TYPES
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import SHARED_START, GlobalMemory, SharedMemory
 from cakegen.emulator.ptx import Immediate, Kernel, Register
+from cakegen.emulator.tcgen05 import check_tensor_exit
+from cakegen.emulator.tcgen05_mma import TensorUnit
 from cakegen.emulator.tensor_core import multiply_add_hopper
 from cakegen.emulator.translate import EXIT, Program, needs_convergence
 from cakegen.emulator.vector_clock import Position
@@ -62,6 +64,8 @@ class Machine:
         Warp-instructions after which the launch counts as one that never ends.
     checks
         Whether the order of accesses is checked (races, proxies).
+    strict_tensor_order
+        Whether tcgen05 instructions are ordered only where PTX ISA 9.7.16.6 says so; else one thread's mmas are too.
     """
 
     program: Program
@@ -73,6 +77,7 @@ class Machine:
     multiply_add: Callable[[Array, Array, Array], Array] = multiply_add_hopper
     instruction_limit: int = 2_000_000_000
     checks: bool = True
+    strict_tensor_order: bool = True
     on_retire: Callable[[int, int], None] = lambda done, total: None
 
     def __post_init__(self) -> None:
@@ -96,6 +101,7 @@ class Machine:
         self.watched: dict[int, list[Strand]] = {}
         self.elect_salt = self.adversary.elect_salt()
         self.tiles = TileTable()
+        self.tensor = TensorUnit(self.strict_tensor_order)
         self._parameters: dict[tuple[int, str], Array] = {}
         self._views: dict[int, TensorView] = {}
         self._by_offset = {p.offset: v for p, v in zip(kernel.parameters, self.values, strict=True)}
@@ -354,12 +360,15 @@ class Machine:
     def _finish_warp(self, warp: Warp) -> None:
         if warp.wgmma.in_flight:
             raise Fault("exit", f"CTA {warp.cta.index} warp {warp.index} exits with wgmmas that nothing waited for")
+        if warp.tensor.loads or warp.tensor.stores:
+            raise Fault("exit", f"CTA {warp.cta.index} warp {warp.index} exits with tcgen05.ld or st not waited for")
         cta = warp.cta
         for barrier in cta.named.values():
             self._recount(barrier, cta.live_warps())
         self._recount(cta.cluster.barrier, cta.cluster.live_warps())
         if not cta.live_warps():
             reports.check_exit(self, cta)
+            check_tensor_exit(self, cta)
             cta.shared.exited = True
         if not cta.cluster.live_warps():
             self._ended.append(cta.cluster)

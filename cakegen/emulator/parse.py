@@ -38,7 +38,10 @@ _TYPE_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(")
-_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z])(\d+)\s+(?:\.ptr[^,]*?\s)?([\w$]+)(?:\[(\d+)\])?")
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z])(\d+)\s+(?:\.ptr\s+(?:\.(?!align)\w+\s+)?(?:\.align\s+\d+\s+)?)?"
+    r"([\w$]+)(?:\[(\d+)\])?"
+)
 _SHARED = re.compile(r"\.shared\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+([\w$]+)(?:\[(\d*)\])?")
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _LABEL = re.compile(r"([$\w]+)\s*:(?!:)")

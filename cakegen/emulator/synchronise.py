@@ -16,6 +16,7 @@ from cakegen.emulator.barriers import CountedBarrier
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
 from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.tcgen05 import run_tcgen05
 from cakegen.emulator.vector_clock import SCOPES
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _RELEASING = {"bar", "barrier", "atom", "red", "st"}
+# After these, tcgen05 needs its fence::after_thread_sync.
+_WAITING = {"bar", "barrier", "mbarrier", "ld"}
+_SENDING = {"arrive", "init", "inval", "expect_tx", "complete_tx", "relaxed"}
 _ATOMS = {"add", "inc", "cas", "exch", "min", "max", "and", "or", "xor"}
 
 
@@ -45,6 +49,8 @@ def execute(machine: Machine, strand: Strand, instruction: Instruction, where: W
     root = instruction.root
     if root in _RELEASING and "relaxed" not in instruction.parts:
         strand.warp.release()
+    if root in _WAITING and not _SENDING & set(instruction.parts):
+        strand.warp.tensor.unfenced = True
     if root == "bar":
         _named_barrier(machine, strand, instruction)
     elif root == "barrier":
@@ -59,6 +65,8 @@ def execute(machine: Machine, strand: Strand, instruction: Instruction, where: W
         _atomic(machine, strand, instruction, active)
     elif root in ("ld", "st"):
         _strong_access(machine, strand, instruction, active)
+    elif root == "tcgen05":
+        run_tcgen05(machine, strand, instruction, active, where)
     elif root == "trap":
         raise Fault("trap", f"the program gave up after {machine.time_ns} ns of modelled time")
     else:

@@ -35,11 +35,12 @@ from cakegen.errors import EmulationError
 
 EXIT = -1
 # Executed by `synchronise`: warps meet here, or asynchronous work begins.
-STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap"}
+STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap", "tcgen05"}
 # No effect here: hints and register counts.
 _NO_EFFECT = {"setmaxnreg", "griddepcontrol", "nanosleep", "prefetch"}
 _STRONG = {"acquire", "release", "relaxed"}
 _LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L1::evict_first", "L2::128B", "L2::256B"}
+_VECTORS = {"v2", "v4", "v8"}
 _SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}
 
 Split = tuple[Any, int, int]
@@ -241,11 +242,13 @@ class _BlockWriter:
         """(space, address expression, numpy type, vector length) of a load or store."""
         *modifiers, kind = instruction.parts[1:]
         spaces = [part for part in modifiers if part in _SPACES]
-        lengths = [int(part[1]) for part in modifiers if part in ("v2", "v4")]
-        unknown = set(modifiers) - known - _SPACES - {"v2", "v4"}
+        lengths = [int(part[1]) for part in modifiers if part in _VECTORS]
+        unknown = set(modifiers) - known - _SPACES - _VECTORS
         if unknown or kind not in TYPES or len(spaces) > 1 or not isinstance(address, Address):
             raise self._writer.refuse(instruction)
         space = spaces[0].replace("shared::cta", "shared") if spaces else "generic"
+        if lengths and lengths[0] * int(TYPES[kind][1]) > (32 if space == "global" else 16):
+            raise self._writer.refuse(instruction)
         wide = "u4" if space.startswith("shared") else "u8"
         return space, self.address(address, wide), TYPES[kind], lengths[0] if lengths else 1
 

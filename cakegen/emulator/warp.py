@@ -6,6 +6,7 @@ behind runs first, so that lanes reconverge where their paths do. An instruction
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from cakegen.emulator.barriers import BarrierOrder, CountedBarrier, MBarrier
 from cakegen.emulator.copies import RemoteArrival, barrier_at
 from cakegen.emulator.faults import Fault, lanes_text
 from cakegen.emulator.memory import SHARED_START, GlobalMemory, SharedMemory
+from cakegen.emulator.tensor_memory import TensorMemory, TensorTraffic
 from cakegen.emulator.vector_clock import Position, Released
 from cakegen.emulator.wgmma import WgmmaUnit
 from cakegen.errors import EmulationError
@@ -60,6 +62,7 @@ class Warp:
         self.registers = registers
         self.strands = [Strand(self, mask, 0)]
         self.wgmma = WgmmaUnit(self)
+        self.tensor = TensorTraffic()
         self.number = cta.index * MAX_WARPS + index
         self.queued = False
         self.remote_arrivals: list[RemoteArrival] = []
@@ -167,6 +170,11 @@ class Cta:
     named: dict[int, CountedBarrier] = field(default_factory=dict)
     landings: int = 0
     _groups: dict[tuple[int, int], tuple[Any, int]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def tensor_memory(self) -> TensorMemory:
+        """Its tensor memory, made when it is first used."""
+        return TensorMemory()
 
     def peer(self, rank: int) -> Cta:
         """A CTA of the cluster by its rank."""

@@ -69,11 +69,12 @@ def decode_wgmma(instruction: Instruction) -> WgmmaForm:
 class InFlight:
     """What a register holds while a wgmma owns it; whatever touches it raises."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, register: str = "an accumulator register") -> None:
         self._what = what
+        self._register = register
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        raise Fault("pending-write", f"an accumulator register is used while {self._what} is not waited for")
+        raise Fault("pending-write", f"{self._register} is used while {self._what} is not waited for")
 
     def __getattr__(self, name: str) -> NoReturn:
         # numpy asks for its protocols first, and then for `__array__`

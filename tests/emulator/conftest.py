@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from cakegen.emulator.translate import Program
 from cakegen.registry import Registry, load_registry
 
 EXPORT = "tiny_latent_moe"
+KERNELS = Path(__file__).parent / "kernels"
 
 
 @pytest.fixture(scope="session")
@@ -28,13 +30,15 @@ def registry() -> Registry:
 
 
 @functools.cache
-def _compiled(source: str) -> Program:
+def _compiled(source: str, arch: str) -> Program:
     registry = load_registry(EXPORT)
-    headers = tuple(
-        (f"{name}.cuh", registry.read(f"cake_{EXPORT}_{name}.cuh")) for name in ("device_common", "device_sm90")
-    )
-    text = f'#include "device_common.cuh"\n#include "device_sm90.cuh"\nusing namespace cake;\n{source}'
-    request = CompileRequest("test", "sm_90a", text, headers, ("-std=c++17", "-lineinfo"), (), "kernel_test")
+    headers = [("device_common.cuh", registry.read(f"cake_{EXPORT}_device_common.cuh"))]
+    if arch == "sm_90a":
+        headers.append(("device_sm90.cuh", registry.read(f"cake_{EXPORT}_device_sm90.cuh")))
+    else:
+        headers.append(("tcgen05.cuh", (KERNELS / "tcgen05.cuh").read_text()))
+    text = "".join(f'#include "{name}"\n' for name, _ in headers) + f"using namespace cake;\n{source}"
+    request = CompileRequest("test", arch, text, tuple(headers), ("-std=c++17", "-lineinfo"), (), "kernel_test")
     return program_of(compile_ptx(request), "kernel_test")
 
 
@@ -58,8 +62,10 @@ def _launch(
     cooperative: bool = False,
     adversary: Adversary | None = None,
     outputs: tuple[int, ...] = (),
+    arch: str = "sm_90a",
+    **options: Any,
 ) -> Machine:
-    """Run `kernel_test`; arrays are buffers (those numbered in `outputs` are checked as outputs)."""
+    """Run `kernel_test`; arrays are buffers (those numbered in `outputs` are checked); `options` are the machine's."""
     buffers = [
         Buffer(f"argument {number}", value.ctypes.data, value.nbytes, output=number in outputs)
         for number, value in enumerate(values)
@@ -71,7 +77,8 @@ def _launch(
     known = {buffer.base for buffer in buffers}
     assert all(record.address in known for record in maps)
     shape = LaunchShape((grid, 1, 1), (block, 1, 1), (cluster, 1, 1), smem, cooperative)
-    machine = Machine(_compiled(source), GlobalMemory(buffers), shape, arguments, adversary or Adversary("early"))
+    program, memory = _compiled(source, arch), GlobalMemory(buffers)
+    machine = Machine(program, memory, shape, arguments, adversary or Adversary("early"), **options)
     machine.run()
     return machine
 

@@ -1,0 +1,276 @@
+"""Tensor memory of one CTA: cells, allocation, and what is in flight. Imports numpy and faults.
+
+128 lanes x 512 columns of 32-bit cells (PTX ISA 9.7.16.1). Nothing is initialised: a fresh allocation holds NaNs that
+no value of a program has. What asynchronous instructions still read or write is marked in groups of 16 lanes, the
+finest unit in which they touch a column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Fault
+
+if TYPE_CHECKING:
+    from cakegen.emulator.ptx import Instruction
+    from cakegen.emulator.warp import Warp
+
+Array = NDArray[Any]
+
+LANES = 128
+COLUMNS = 512
+GROUP_LANES = 16
+ALLOCATION_UNIT = 32
+_POISON = 0x7FA5A5A5
+_LANE_SHIFT = 16
+
+
+@dataclass(frozen=True)
+class Region:
+    """Whole groups of 16 lanes x consecutive columns."""
+
+    groups: slice
+    columns: slice
+
+    @property
+    def marks(self) -> tuple[slice, slice]:
+        """Index into the marks, `[8, 512]`."""
+        return self.groups, self.columns
+
+    @property
+    def cells(self) -> tuple[slice, slice, slice]:
+        """Index into the cells as `[8, 16, 512]`."""
+        return self.groups, slice(None), self.columns
+
+    def __str__(self) -> str:
+        """Lanes and columns in words."""
+        lanes = [GROUP_LANES * group for group in range(8)[self.groups]]
+        step = "" if self.groups.step in (None, 1) else " in every other half of a quadrant"
+        first, last = self.columns.start, self.columns.stop - 1
+        return f"lanes {lanes[0]} to {lanes[-1] + GROUP_LANES - 1}{step}, columns {first} to {last}"
+
+
+@dataclass(eq=False)
+class Owner:
+    """Whoever writes cells in flight: its place for reports, and the thread (warp's number, lane) it belongs to."""
+
+    instruction: Instruction
+    thread: tuple[int, int]
+    number: int
+    in_flight: int = 0
+
+    def __str__(self) -> str:
+        """The instruction and where it stands."""
+        warp, lane = self.thread
+        who = f"CTA {warp // 64} warp {warp % 64}" + (f" lane {lane}" if lane >= 0 else "")
+        return f"`{self.instruction.opcode}` of {who} at {self.instruction.place}"
+
+
+@dataclass(eq=False)
+class TensorTraffic:
+    """What one warp has going on with tensor memory.
+
+    Parameters
+    ----------
+    loads, stores
+        Issued, and not yet waited for.
+    unfenced
+        The warp passed a wait or a barrier after its last `tcgen05.fence::after_thread_sync`.
+    fenced
+        Number of the warp's last access that a `tcgen05.fence::before_thread_sync` covers.
+    """
+
+    loads: list[Any] = field(default_factory=list)
+    stores: list[Any] = field(default_factory=list)
+    unfenced: bool = False
+    fenced: int = 0
+    accesses: int = 0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Columns that `tcgen05.alloc` gave out."""
+
+    start: int
+    columns: int
+    cta_group: int
+
+
+def split_address(address: int) -> tuple[int, int]:
+    """(lane, column) of a tensor memory address."""
+    return address >> _LANE_SHIFT, address & 0xFFFF
+
+
+@dataclass(eq=False)
+class TensorMemory:
+    """The tensor memory that one CTA may use."""
+
+    cells: Array = field(default_factory=lambda: np.full((8, GROUP_LANES, COLUMNS), _POISON, np.uint32))
+    written: Array = field(default_factory=lambda: np.zeros((8, GROUP_LANES, COLUMNS), np.bool_))
+    allocated: Array = field(default_factory=lambda: np.zeros(COLUMNS, np.bool_))
+    allocations: list[Allocation] = field(default_factory=list)
+    relinquished: bool = False
+    waiters: list[Any] = field(default_factory=list)
+    smallest: int = COLUMNS
+    # marks in groups of 16 lanes
+    reads: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), np.int16))
+    writers: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), np.int64))
+    owners: dict[int, Owner] = field(default_factory=dict)
+    last_warp: Array = field(default_factory=lambda: np.full((8, COLUMNS), -1, np.int64))
+    last_access: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), np.int64))
+    touched_by: dict[int, Warp] = field(default_factory=dict)
+
+    # ---- allocation ----
+
+    def allocate(self, columns: int, cta_group: int, salt: int) -> int | None:
+        """The first column of a new allocation, or None while no room is free.
+
+        Sizes of one CTA must not grow (PTX ISA 9.7.16.7.1), so blocks at multiples of their size never leave gaps that
+        are too small. Which of the free ones it is, is up to the device.
+        """
+        if columns < ALLOCATION_UNIT or columns > COLUMNS or columns & (columns - 1):
+            raise Fault("tensor-memory", f"tcgen05.alloc of {columns} columns; needs 32, 64, 128, 256 or 512")
+        if self.relinquished:
+            raise Fault("tensor-memory", f"tcgen05.alloc of {columns} columns after the CTA gave its permit back")
+        if columns > self.smallest:
+            raise Fault(
+                "tensor-memory",
+                f"tcgen05.alloc of {columns} columns after one of {self.smallest}: sizes of a CTA must not grow",
+            )
+        free = [at for at in range(0, COLUMNS, columns) if not self.allocated[at : at + columns].any()]
+        if not free:
+            return None
+        start = free[salt % len(free)]
+        self.smallest = columns
+        self.allocations.append(Allocation(start, columns, cta_group))
+        self.allocated[start : start + columns] = True
+        self.cells[:, :, start : start + columns] = _POISON
+        self.written[:, :, start : start + columns] = False
+        self.last_warp[:, start : start + columns] = -1
+        return start
+
+    def free(self, address: int, columns: int, cta_group: int) -> None:
+        """`tcgen05.dealloc`: the same address and size as an allocation, and nothing in flight there."""
+        lane, start = split_address(address)
+        found = next((a for a in self.allocations if a.start == start and a.columns == columns and lane == 0), None)
+        if found is None or found.cta_group != cta_group:
+            known = ", ".join(f"{a.columns} columns at {a.start:#x}" for a in self.allocations) or "nothing"
+            raise Fault(
+                "tensor-memory",
+                f"tcgen05.dealloc.cta_group::{cta_group} of {columns} columns at {address:#x}; allocated: {known}",
+            )
+        region = Region(slice(0, 8), slice(start, start + columns))
+        owner = self.writer_in(region)
+        if owner is not None:
+            raise Fault("pending-write", f"tcgen05.dealloc of columns that {owner} still writes")
+        if self.reads[region.marks].any():
+            raise Fault("pending-read", "tcgen05.dealloc of columns that a tcgen05.ld or an mma may still read")
+        self.allocations.remove(found)
+        self.allocated[region.columns] = False
+
+    def check_allocated(self, region: Region, what: str) -> None:
+        """Refuse columns outside of every allocation."""
+        columns = region.columns
+        if columns.stop > COLUMNS or not self.allocated[columns].all():
+            known = ", ".join(f"{a.start} to {a.start + a.columns - 1}" for a in self.allocations) or "none"
+            raise Fault(
+                "out-of-bounds",
+                f"{what} touches tensor memory columns {columns.start} to {columns.stop - 1}; allocated: {known}",
+            )
+
+    # ---- in flight ----
+
+    def writer_in(self, region: Region, but: Owner | None = None, same_thread: bool = False) -> Owner | None:
+        """Somebody else (or, if wanted, another thread) who writes cells of a region in flight."""
+        marks = self.writers[region.marks]
+        if not marks.any():
+            return None
+        others = marks[(marks != 0) & (marks != (but.number if but else 0))]
+        if not others.size:
+            return None
+        owners = [self.owners[int(number)] for number in np.unique(others)]
+        if same_thread and but is not None:
+            owners = [owner for owner in owners if owner.thread != but.thread]
+        return owners[0] if owners else None
+
+    def refuse_writers(self, region: Region, what: str, but: Owner | None = None, same_thread: bool = False) -> None:
+        """Refuse to touch cells that somebody else writes in flight."""
+        owner = self.writer_in(region, but, same_thread)
+        if owner is not None:
+            raise Fault("pending-write", f"{what} touches {region}, which {owner} still writes: {_remedy(owner)}")
+
+    def refuse_readers(self, region: Region, what: str) -> None:
+        """Refuse to write cells that a load has not finished with."""
+        marks = self.reads[region.marks]
+        if marks.any():
+            raise Fault(
+                "pending-read",
+                f"{what} writes {region}, which a tcgen05.ld without its wait::ld, or an mma, may still read",
+            )
+
+    def hand_over(self, region: Region, warp: Warp, what: str, committed: bool = False) -> None:
+        """A warp touches cells: another that touched them last must have fenced, and so must this one.
+
+        Parameters
+        ----------
+        committed
+            The access is covered by a `tcgen05.commit`, which is a fence before its arrival.
+        """
+        last, numbers = self.last_warp[region.marks], self.last_access[region.marks]
+        others = (last >= 0) & (last != warp.number)
+        if others.any():
+            if warp.tensor.unfenced:
+                raise Fault(
+                    "fence",
+                    f"{what} touches {region}, which another warp touched last: no tcgen05.fence::after_thread_sync "
+                    "stands between it and the wait before it",
+                )
+            for number in np.unique(last[others]):
+                other = self.touched_by[int(number)]
+                if int(numbers[last == number].max()) > other.tensor.fenced:
+                    raise Fault(
+                        "fence",
+                        f"{what} touches {region}, which CTA {other.cta.index} warp {other.index} touched last: it has "
+                        "executed no tcgen05.fence::before_thread_sync since",
+                    )
+        warp.tensor.accesses += 1
+        self.touched_by[warp.number] = warp
+        self.last_warp[region.marks] = warp.number
+        self.last_access[region.marks] = 0 if committed else warp.tensor.accesses
+
+    def begin_write(self, region: Region, owner: Owner) -> None:
+        """Cells are in flight until `end_write`."""
+        self.writers[region.marks] = owner.number
+        self.owners[owner.number] = owner
+
+    def end_write(self, region: Region, owner: Owner) -> None:
+        """What this owner wrote is there."""
+        marks = self.writers[region.marks]
+        marks[marks == owner.number] = 0
+
+    def require_written(self, region: Region, what: str) -> None:
+        """Refuse to read cells that nothing wrote."""
+        if not self.written[region.cells].all():
+            raise Fault(
+                "unwritten-read", f"{what} reads {region} of tensor memory, where nothing has written all cells"
+            )
+
+    def store(self, region: Region, values: Array) -> None:
+        """Write `[groups, 16, columns]` cells (any 32-bit type)."""
+        self.cells[region.cells] = values.view(np.uint32)
+        self.written[region.cells] = True
+
+    def load(self, region: Region) -> Array:
+        """`[groups, 16, columns]` cells."""
+        found: Array = self.cells[region.cells]
+        return found
+
+
+def _remedy(owner: Owner) -> str:
+    if owner.instruction.parts[1] == "st":
+        return "its tcgen05.wait::st has not been executed"
+    return "no tcgen05.commit of the thread that issued it has arrived at its mbarrier"
