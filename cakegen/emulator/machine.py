@@ -22,7 +22,7 @@ from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import SHARED_START, GlobalMemory, SharedMemory
 from cakegen.emulator.ptx import Immediate, Kernel, Register
 from cakegen.emulator.tcgen05 import check_tensor_exit
-from cakegen.emulator.tcgen05_mma import TensorUnit
+from cakegen.emulator.tcgen05_issue import TensorUnit
 from cakegen.emulator.tensor_core import multiply_add_hopper
 from cakegen.emulator.translate import EXIT, Program, needs_convergence
 from cakegen.emulator.vector_clock import Position

@@ -66,6 +66,13 @@ def write_lanes(strand: Strand, operand: Operand, active: Array, values: Array) 
         raise EmulationError(f"{operand} can't be written")
 
 
+def uniform(strand: Strand, lanes: Array, what: str) -> int:
+    """A value that all lanes of a warp must agree on."""
+    if (lanes != lanes[0]).any():
+        raise Fault("divergence", f"the lanes of a warp disagree on {what}: {int(lanes[0]):#x}, {lanes.tolist()}")
+    return int(lanes[0])
+
+
 def park(strand: Strand, waiters: list[Any], reason: object) -> None:
     """Stop until somebody wakes the waiters."""
     strand.waits_for = reason

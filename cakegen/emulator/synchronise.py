@@ -28,7 +28,7 @@ Array = NDArray[Any]
 _RELEASING = {"bar", "barrier", "atom", "red", "st"}
 # After these, tcgen05 needs its fence::after_thread_sync.
 _WAITING = {"bar", "barrier", "mbarrier", "ld"}
-_SENDING = {"arrive", "init", "inval", "expect_tx", "complete_tx", "relaxed"}
+_SENDING = {"arrive", "init", "inval", "expect_tx", "complete_tx"}
 _ATOMS = {"add", "inc", "cas", "exch", "min", "max", "and", "or", "xor"}
 
 

@@ -1,25 +1,17 @@
-"""tcgen05 allocation, fences, loads and stores of tensor memory, and who runs the rest. Imports tcgen05_mma, operands.
-
-PTX ISA 9.7.16.7 (alloc), 9.7.16.8 (ld, st, wait), 9.7.16.11 (fence).
-"""
+"""The tcgen05 family: who runs what, and what a CTA must have finished when it exits. Imports tcgen05_*, operands."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.expressions import BANK_TYPES
+from cakegen.emulator import tcgen05_access, tcgen05_alloc
 from cakegen.emulator.faults import Fault, Where
-from cakegen.emulator.memory import SHARED_WINDOW
-from cakegen.emulator.operands import park, read_address, read_lanes, refused
-from cakegen.emulator.ptx import Address, Immediate, Instruction, Operand, Register, Vector
-from cakegen.emulator.tcgen05_mma import cta_group_of, run_commit, run_mma, uncommitted
-from cakegen.emulator.tensor_memory import GROUP_LANES, Region, TensorMemory, split_address
-from cakegen.emulator.wgmma import InFlight
+from cakegen.emulator.operands import refused
+from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.tcgen05_issue import run_commit, uncommitted
+from cakegen.emulator.tcgen05_mma import run_mma
 
 if TYPE_CHECKING:
     from cakegen.emulator.machine import Machine
@@ -27,7 +19,15 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_MOST_REGISTERS = 128
+_COLLECTIVE = {
+    "alloc": tcgen05_alloc.allocate,
+    "dealloc": tcgen05_alloc.free,
+    "relinquish_alloc_permit": tcgen05_alloc.relinquish,
+    "ld": tcgen05_access.load,
+    "st": tcgen05_access.store,
+    "wait::ld": tcgen05_access.wait_loads,
+    "wait::st": tcgen05_access.wait_stores,
+}
 
 
 def run_tcgen05(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
@@ -49,219 +49,14 @@ def run_tcgen05(machine: Machine, strand: Strand, instruction: Instruction, acti
         raise refused(instruction)
 
 
-def _uniform(strand: Strand, lanes: Array, what: str) -> int:
-    if (lanes != lanes[0]).any():
-        raise Fault("divergence", f"the lanes of a warp disagree on {what}: {int(lanes[0]):#x}, {lanes.tolist()}")
-    return int(lanes[0])
-
-
-# ---- allocation ----
-
-
-def _allocate(machine: Machine, strand: Strand, instruction: Instruction) -> None:
-    group = cta_group_of(machine, instruction)
-    address, columns = instruction.operands
-    count = _uniform(strand, read_lanes(strand, columns, "u4"), "the number of columns")
-    warp = strand.warp
-    start = warp.cta.tensor_memory.allocate(count, group, machine.elect_salt)
-    if start is None:
-        strand.pc -= 1
-        park(strand, warp.cta.tensor_memory.waiters, f"{count} free columns of tensor memory")
-        return
-    wide = "shared::cta" not in instruction.parts
-    where = read_address(strand, address, "u8" if wide else "u4")
-    where = (where - np.uint64(SHARED_WINDOW)).astype(np.uint32) if wide else where
-    target = np.array([_uniform(strand, where, "the address of the result")], np.uint32)
-    warp.cta.shared.store(target, np.array([[start]], np.uint32).view(np.uint8))
-
-
-def _free(machine: Machine, strand: Strand, instruction: Instruction) -> None:
-    group = cta_group_of(machine, instruction)
-    address, columns = (_uniform(strand, read_lanes(strand, o, "u4"), "dealloc") for o in instruction.operands)
-    memory = strand.warp.cta.tensor_memory
-    memory.free(address, columns, group)
-    machine.wake(memory.waiters)
-
-
-def _relinquish(machine: Machine, strand: Strand, instruction: Instruction) -> None:
-    cta_group_of(machine, instruction)
-    strand.warp.cta.tensor_memory.relinquished = True
-
-
-# ---- loads and stores ----
-
-
-@dataclass(frozen=True)
-class AccessMap:
-    """Where register i of lane t lies: arrays `[registers, 32]`, relative to the address, and what is touched."""
-
-    lanes: Array
-    columns: Array
-    height: int
-    spans: tuple[tuple[int, int], ...]
-
-
-@functools.cache
-def access_map(shape: str, count: int, half_split: int) -> AccessMap | None:
-    """The map of a shape and `.xN` (PTX ISA 9.7.16.2.3), or None where they don't go together."""
-    per_repeat = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}.get(shape, 0)
-    registers = per_repeat * count
-    if not per_repeat or count & (count - 1) or not 1 <= registers <= _MOST_REGISTERS:
-        return None
-    i, t = np.arange(registers)[:, None], np.arange(32)[None, :]
-    zero = np.zeros((registers, 32), np.int64)
-    spans: tuple[tuple[int, int], ...] = ((0, {"16x64b": 2, "16x128b": 4, "16x256b": 8}.get(shape, 1) * count),)
-    if shape == "32x32b":
-        lanes, columns = t + zero, i + zero
-    elif shape == "16x64b":
-        lanes, columns = 8 * (t & 1) + (t >> 2) + zero, 2 * i + (t >> 1 & 1)
-    elif shape == "16x128b":
-        lanes, columns = (t >> 2) + 8 * (i & 1), (t & 3) + 4 * (i >> 1)
-    elif shape == "16x256b":
-        lanes, columns = (t >> 2) + 8 * (i >> 1 & 1), 2 * (t & 3) + (i & 1) + 8 * (i >> 2)
-    else:
-        lanes, columns = t % 16 + zero, i + t // 16 * half_split
-        spans = ((0, count), (half_split, count))
-    return AccessMap(lanes, columns, 32 if shape == "32x32b" else GROUP_LANES, spans)
-
-
-@dataclass(frozen=True)
-class _Access:
-    """One decoded tcgen05.ld or st of a warp."""
-
-    registers: tuple[Register, ...]
-    lanes: Array
-    columns: Array
-    regions: tuple[Region, ...]
-
-
-def _decode_access(strand: Strand, instruction: Instruction, address: Operand, vector: Operand) -> _Access:
-    shape, repeat = instruction.parts[4:6]
-    half = instruction.operands[2 if instruction.parts[1] == "ld" else 1] if shape == "16x32bx2" else Immediate(0)
-    items = vector.items if isinstance(vector, Vector) else ()
-    registers = tuple(item for item in items if isinstance(item, Register))
-    count = int(repeat[1:]) if repeat[1:].isdigit() else 0
-    mapped = access_map(shape, count, half.value) if isinstance(half, Immediate) else None
-    if mapped is None or len(registers) != len(mapped.lanes) or instruction.parts[6:] != ("b32",):
-        raise refused(instruction)
-    assert isinstance(address, Address)
-    at = _uniform(strand, read_address(strand, address, "u4"), "a tensor memory address")
-    lane, column = split_address(at)
-    quadrant = 32 * (strand.warp.index % 4)
-    allowed = (quadrant,) if mapped.height == 32 else (quadrant, quadrant + GROUP_LANES)
-    if lane not in allowed:
-        raise Fault(
-            "tensor-memory",
-            f"`{instruction.opcode}` at lane {lane} by warp {strand.warp.index}, which may touch lanes {quadrant} to "
-            f"{quadrant + 31} only: needs a start at lane {' or '.join(map(str, allowed))}",
-        )
-    groups = slice(lane // GROUP_LANES, (lane + mapped.height) // GROUP_LANES)
-    regions = tuple(Region(groups, slice(column + first, column + first + size)) for first, size in mapped.spans)
-    return _Access(registers, mapped.lanes + lane, mapped.columns + column, regions)
-
-
-@dataclass(eq=False)
-class _Load:
-    """A load whose registers are in flight."""
-
-    access: _Access
-    values: Array
-    token: InFlight
-
-
-def _load(machine: Machine, strand: Strand, instruction: Instruction) -> None:
-    warp, memory = strand.warp, strand.warp.cta.tensor_memory
-    access = _decode_access(strand, instruction, instruction.operands[1], instruction.operands[0])
-    for region in access.regions:
-        memory.check_allocated(region, "tcgen05.ld")
-        memory.refuse_writers(region, "tcgen05.ld")
-        memory.hand_over(region, warp, "tcgen05.ld")
-        _require_one_half(memory, region)
-        memory.reads[region.marks] += 1
-    values = memory.cells.reshape(128, -1)[access.lanes, access.columns]
-    token = InFlight(f"`{instruction.opcode}` at {instruction.place}", "tcgen05.ld's register")
-    load = _Load(access, values, token)
-    warp.tensor.loads.append(load)
-    if machine.tensor.strict:
-        for register in access.registers:
-            warp.registers[register.index] = token
-    else:
-        _write_registers(warp.registers, load)
-
-
-def _require_one_half(memory: TensorMemory, region: Region) -> None:
-    """Columns where neither half of the quadrant was written hold nothing that a program can mean to read.
-
-    An accumulator with M = 64 fills one half: a load of the whole quadrant gets poison for the other.
-    """
-    whole = memory.written[region.cells].all(axis=1)
-    if not whole.any(axis=0).all():
-        column = region.columns.start + int(np.flatnonzero(~whole.any(axis=0))[0])
-        raise Fault("unwritten-read", f"tcgen05.ld reads {region}; nothing wrote column {column}")
-
-
-def _write_registers(registers: list[Any], load: _Load) -> None:
-    for register, values in zip(load.access.registers, load.values, strict=True):
-        registers[register.index] = values.view(BANK_TYPES[register.bank])
-
-
-def _wait_loads(machine: Machine, strand: Strand, instruction: Instruction) -> None:
-    warp = strand.warp
-    for load in warp.tensor.loads:
-        if machine.tensor.strict:
-            for register in load.access.registers:
-                if warp.registers[register.index] is not load.token:
-                    raise Fault("pending-write", f"{register.name} was written while a tcgen05.ld to it was in flight")
-            _write_registers(warp.registers, load)
-        for region in load.access.regions:
-            warp.cta.tensor_memory.reads[region.marks] -= 1
-    warp.tensor.loads.clear()
-
-
-def _store(machine: Machine, strand: Strand, instruction: Instruction) -> None:
-    warp, memory = strand.warp, strand.warp.cta.tensor_memory
-    access = _decode_access(strand, instruction, instruction.operands[0], instruction.operands[-1])
-    owner = machine.tensor.new_owner(instruction, (warp.number, -1))
-    for region in access.regions:
-        memory.check_allocated(region, "tcgen05.st")
-        memory.refuse_writers(region, "tcgen05.st")
-        memory.refuse_readers(region, "tcgen05.st")
-        memory.hand_over(region, warp, "tcgen05.st")
-    for region in access.regions:
-        memory.begin_write(region, owner)
-    values = np.stack([read_lanes(strand, register, "u4") for register in access.registers])
-    memory.cells.reshape(128, -1)[access.lanes, access.columns] = values
-    memory.written.reshape(128, -1)[access.lanes, access.columns] = True
-    warp.tensor.stores.append((owner, access.regions))
-
-
-def _wait_stores(machine: Machine, strand: Strand, instruction: Instruction) -> None:
-    warp = strand.warp
-    for owner, regions in warp.tensor.stores:
-        for region in regions:
-            warp.cta.tensor_memory.end_write(region, owner)
-    warp.tensor.stores.clear()
-
-
-_COLLECTIVE = {
-    "alloc": _allocate,
-    "dealloc": _free,
-    "relinquish_alloc_permit": _relinquish,
-    "ld": _load,
-    "st": _store,
-    "wait::ld": _wait_loads,
-    "wait::st": _wait_stores,
-}
-
-
 def check_tensor_exit(machine: Machine, cta: Cta) -> None:
     """Refuse the exit of a CTA that holds columns, or whose mmas nothing has covered."""
     memory = cta.tensor_memory if machine.tensor.cta_group else None
     if memory is None:
         return
-    mma = uncommitted(machine.tensor, memory)
-    if mma is not None:
-        raise Fault("exit", f"CTA {cta.index} exits while {mma.owner} is not covered by a commit that has arrived")
+    late = uncommitted(machine.tensor, memory)
+    if late is not None:
+        raise Fault("exit", f"CTA {cta.index} exits while {late.owner} is not covered by a commit that has arrived")
     if memory.allocations:
         columns = ", ".join(f"{each.columns} at {each.start:#x}" for each in memory.allocations)
         raise Fault("tensor-memory", f"CTA {cta.index} exits without tcgen05.dealloc of columns: {columns}")

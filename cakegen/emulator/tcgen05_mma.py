@@ -1,31 +1,24 @@
-"""tcgen05.mma and tcgen05.commit. Imports tensor_memory, tensor_descriptors, copies, operands.
+"""tcgen05.mma. Imports tensor_memory, tensor_descriptors, tcgen05_issue, operands.
 
-An mma is complete for others when a commit of the thread that issued it has arrived at its mbarrier. Until then its
-accumulator is in flight (touching it is a fault, but for the mmas that the ISA orders behind it) and its operands in
-shared memory are held. The sum itself is done at issue: with everything held, no legal moment gives another result.
+The accumulator is in flight from issue until a commit covers it, for all but the mmas that the ISA orders behind, and
+the operands are held. The sum itself is done at issue: with everything held, no legal moment gives another result.
 
-PTX ISA 9.7.16.10 (mma), 9.7.16.12 (commit), 9.7.16.6 (what is ordered).
+PTX ISA 9.7.16.10; what is ordered: 9.7.16.6.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.copies import Pending, barrier_at
-from cakegen.emulator.faults import Fault, Where
-from cakegen.emulator.memory import SHARED_WINDOW
-from cakegen.emulator.operands import locate, read_address, read_lanes, refused
+from cakegen.emulator.faults import Fault
+from cakegen.emulator.operands import read_address, read_lanes, refused
 from cakegen.emulator.ptx import Address, Immediate, Instruction, Negated, Operand, Register, Vector
-from cakegen.emulator.tensor_descriptors import (
-    InstructionDescriptor,
-    OperandTable,
-    check_reach,
-    decode_instruction,
-)
+from cakegen.emulator.tcgen05_issue import Issued, TensorUnit, cta_group_of, pair_of
+from cakegen.emulator.tensor_descriptors import InstructionDescriptor, check_reach
 from cakegen.emulator.tensor_memory import GROUP_LANES, LANES, Owner, Region, TensorMemory, split_address
 from cakegen.errors import EmulationError
 
@@ -36,100 +29,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-Thread = tuple[int, int]
 _SIGN = np.uint16(0x8000)
 _COLLECTORS = {f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard")}
-
-
-@dataclass(eq=False)
-class Mma:
-    """One issued mma: what it holds until a commit that covers it arrives."""
-
-    owner: Owner
-    operands: list[tuple[SharedMemory, Array]]
-    accumulators: list[tuple[TensorMemory, Region]]
-    retired: bool = False
-
-    def retire(self) -> None:
-        """It is complete: nothing is held any more."""
-        if self.retired:
-            return
-        self.retired = True
-        for shared, granules in self.operands:
-            shared.end_read(granules)
-        self.owner.in_flight -= 1
-        if not self.owner.in_flight:
-            for memory, region in self.accumulators:
-                memory.end_write(region, self.owner)
-
-
-@dataclass(eq=False)
-class IssueQueue:
-    """What one thread has issued and no arrival has covered, and its arrivals on their way."""
-
-    mmas: list[Mma] = field(default_factory=list)
-    arrivals: list[CommitArrival] = field(default_factory=list)
-    owners: dict[tuple[int, ...], Owner] = field(default_factory=dict)
-
-
-class TensorUnit:
-    """tcgen05 state of a launch.
-
-    Parameters
-    ----------
-    strict
-        Only what PTX ISA 9.7.16.6.2 lists is ordered; else all mmas of one thread are, as programs widely assume.
-    """
-
-    def __init__(self, strict: bool) -> None:
-        self.strict = strict
-        self.table = OperandTable()
-        self.queues: dict[Thread, IssueQueue] = {}
-        self.cta_group = 0
-        self._owners = 0
-        self._decoded: dict[tuple[int, int], InstructionDescriptor] = {}
-
-    def queue(self, thread: Thread) -> IssueQueue:
-        """The queue of a thread."""
-        return self.queues.setdefault(thread, IssueQueue())
-
-    def new_owner(self, instruction: Instruction, thread: Thread) -> Owner:
-        """A name for whoever writes cells in flight."""
-        self._owners += 1
-        return Owner(instruction, thread, self._owners)
-
-    def decode(self, value: int, cta_group: int) -> InstructionDescriptor:
-        """An instruction descriptor, decoded once."""
-        key = (value, cta_group)
-        if key not in self._decoded:
-            self._decoded[key] = decode_instruction(value, cta_group)
-        return self._decoded[key]
-
-
-def cta_group_of(machine: Machine, instruction: Instruction) -> int:
-    """1 or 2; all tcgen05 instructions of a kernel must agree (PTX ISA 9.7.16.7)."""
-    groups = [int(part[-1]) for part in instruction.parts if part in ("cta_group::1", "cta_group::2")]
-    if len(groups) != 1:
-        raise refused(instruction)
-    unit = machine.tensor
-    if unit.cta_group not in (0, groups[0]):
-        raise Fault("descriptor", "a kernel mixes .cta_group::1 and .cta_group::2")
-    unit.cta_group = groups[0]
-    return groups[0]
-
-
-def _pair(cta: Cta, cta_group: int) -> list[Cta]:
-    """The CTAs that an mma works for: itself, or the pair, the one with the even rank first."""
-    if cta_group == 1:
-        return [cta]
-    even = cta.shared.rank & ~1
-    if even + 1 >= len(cta.cluster.ctas):
-        raise Fault("tensor-memory", f"cta_group::2 in CTA rank {cta.shared.rank}, which has no pair in its cluster")
-    pair = [cta.peer(even), cta.peer(even + 1)]
-    for each in pair:
-        if each.shared.exited:
-            raise Fault("exit", f"cta_group::2 needs CTA {each.index}, which has exited")
-    return pair
 
 
 def accumulator_region(address: int, m: int, n: int, cta_group: int) -> Region:
@@ -238,7 +139,7 @@ def _issue(
 ) -> None:
     unit, thread = machine.tensor, (warp.number, lane)
     queue, shape = unit.queue(thread), operands.descriptor
-    pair = _pair(warp.cta, cta_group)
+    pair = pair_of(warp.cta, cta_group)
     region = accumulator_region(operands.d, shape.m, shape.n, cta_group)
     key = (operands.d, shape.m, shape.n)
     owner = queue.owners.get(key)
@@ -253,7 +154,7 @@ def _issue(
         skipped = operands.skipped_lanes[number] if operands.skipped_lanes else None
         _accumulate(machine, cta.tensor_memory, region, a_bits[number], b_all, operands, cta_group, skipped)
     owner.in_flight += 1
-    queue.mmas.append(Mma(owner, a_held + b_held, [(cta.tensor_memory, region) for cta in pair]))
+    queue.issued.append(Issued(owner, a_held + b_held, [(cta.tensor_memory, region) for cta in pair]))
 
 
 def _claim(memory: TensorMemory, region: Region, warp: Warp, owner: Owner, strict: bool, reads_d: bool) -> None:
@@ -311,71 +212,3 @@ def _accumulate(
     written = memory.written[region.cells] | ~kept
     memory.store(region, np.where(kept, memory.load(region), cells.view(np.uint32)))
     memory.written[region.cells] = written
-
-
-# ---- commit ----
-
-
-@dataclass(eq=False)
-class CommitArrival(Pending):
-    """The arrival of a commit on its way to one CTA's barrier; earlier ones of the thread come before it there."""
-
-    queue: IssueQueue
-    covered: list[Mma]
-    cta: Cta
-    barrier_offset: int
-    what: str
-    where: Where | None = None
-
-    def complete(self) -> None:
-        """Arrive, after the earlier ones of the thread at this CTA."""
-        if self not in self.queue.arrivals:
-            return
-        for each in [arrival for arrival in self.queue.arrivals if arrival.cta is self.cta]:
-            self.queue.arrivals.remove(each)
-            each._arrive()
-            if each is self:
-                break
-
-    def _arrive(self) -> None:
-        for mma in self.covered:
-            mma.retire()
-        self.queue.mmas = [mma for mma in self.queue.mmas if not mma.retired]
-        self.cta.landings -= 1
-        self.cta.arrive(self.barrier_offset, 1)
-
-
-def run_commit(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    """`tcgen05.commit`: covers what the executing thread has issued, and nothing else."""
-    group = cta_group_of(machine, instruction)
-    parts = set(instruction.parts[2:])
-    multicast = "multicast::cluster" in parts
-    known = {f"cta_group::{group}", "mbarrier::arrive::one", "b64", "shared::cluster", "multicast::cluster"}
-    if parts - known or not {"mbarrier::arrive::one", "b64"} <= parts:
-        raise refused(instruction)
-    narrow = "shared::cluster" in parts
-    addresses = read_address(strand, instruction.operands[0], "u4" if narrow else "u8")
-    masks = read_lanes(strand, instruction.operands[1], "u2") if multicast else None
-    for lane in np.flatnonzero(active):
-        address = int(addresses[lane]) - (0 if narrow else SHARED_WINDOW)
-        cta, offset = locate(strand, address, True)
-        targets = [cta]
-        if masks is not None:
-            targets = [strand.warp.cta.peer(rank) for rank in range(16) if int(masks[lane]) >> rank & 1]
-        queue = machine.tensor.queue((strand.warp.number, int(lane)))
-        covered = list(queue.mmas)
-        for target in targets:
-            barrier_at(target, offset)
-            arrival = CommitArrival(queue, covered, target, offset, "the arrival of a tcgen05.commit", where)
-            target.landings += 1
-            queue.arrivals.append(arrival)
-            machine.issue(arrival)
-
-
-def uncommitted(unit: TensorUnit, memory: TensorMemory) -> Mma | None:
-    """An mma into a tensor memory that no arrival has covered."""
-    for queue in unit.queues.values():
-        for mma in queue.mmas:
-            if any(each is memory for each, _ in mma.accumulators):
-                return mma
-    return None

@@ -114,6 +114,9 @@ class TensorMemory:
     allocated: Array = field(default_factory=lambda: np.zeros(COLUMNS, np.bool_))
     allocations: list[Allocation] = field(default_factory=list)
     relinquished: bool = False
+    # cta_group::2: what this CTA of a pair waits to do with the other, and what came of it
+    offered: tuple[str, int, int] | None = None
+    answer: int | None = None
     waiters: list[Any] = field(default_factory=list)
     smallest: int = COLUMNS
     # marks in groups of 16 lanes
