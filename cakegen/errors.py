@@ -42,3 +42,7 @@ class EmulationError(CakeError):
 
 class BenchError(CakeError):
     """A measurement can't be made, or a file of results can't be read."""
+
+
+class ReviewError(CakeError):
+    """Two trees can't be compared: a revision, a repository or a file of theirs can't be read."""

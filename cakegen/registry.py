@@ -185,7 +185,10 @@ def _load(root: Path) -> Registry:
     file = root / REGISTRY_FILE
     if not file.is_file():
         raise RegistryError(f"{file}: no registry there; run `cakegen export {root.name}`")
-    values = _literals(file)
+    try:
+        values = parse_literals(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryError(f"{file}: can't be read ({error}); export again") from None
     version = values["SCHEMA_VERSION"]
     if version != SCHEMA_VERSION:
         raise RegistryError(f"{file}: schema version {version!r}; this cakegen reads {SCHEMA_VERSION}. Export again.")
@@ -203,19 +206,33 @@ def _load(root: Path) -> Registry:
     return Registry(root, values["EXPORT"], model, programs, kernels, specializations)
 
 
-def _literals(file: Path) -> dict[str, Any]:
+def parse_literals(text: str, where: str) -> dict[str, Any]:
+    """The names that a registry module assigns, with their values; the module is parsed and never executed.
+
+    Parameters
+    ----------
+    text
+        The module.
+    where
+        What to call it in a message: its file, or its revision and path.
+
+    Raises
+    ------
+    RegistryError
+        It is not Python, assigns something that is no literal, or lacks a name.
+    """
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = ast.parse(text)
         values = {
             node.targets[0].id: ast.literal_eval(node.value)
             for node in tree.body
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         }
-    except (SyntaxError, ValueError) as error:
-        raise RegistryError(f"{file}: not a registry ({error}); export again") from None
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise RegistryError(f"{where}: not a registry ({type(error).__name__}: {error}); export again") from None
     missing = [name for name in _NAMES if name not in values]
     if missing:
-        raise RegistryError(f"{file}: lacks {', '.join(missing)}; export again")
+        raise RegistryError(f"{where}: lacks {', '.join(missing)}; export again")
     return values
 
 

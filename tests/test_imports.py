@@ -25,6 +25,7 @@ ALLOWED = {
     "emit": LEAVES | {"arch", "model", "paths", "plan", "registry"},
     "runtime": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime"},
+    "review": LEAVES | {"compile", "registry"},
     "bench": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "emit", "runtime", "__init__"},
 }
 FORBIDDEN = {
@@ -35,6 +36,7 @@ FORBIDDEN = {
     "runtime": {"jinja2", "pydantic", "click"},
     "emulator": {"jinja2", "pydantic", "click", "cuda"},
     "bench": {"jinja2", "pydantic", "click"},
+    "review": {"torch", "pydantic", "click", "cuda"},
     "registry": {"torch", "jinja2", "pydantic", "click", "cuda"},
     "model": {"torch", "pydantic"},
 }

@@ -101,7 +101,7 @@ def compile_with_progress(selected: Sequence[Job], jobs: int | None = None) -> l
     from cakegen.compile import compile_many, load_nvrtc
 
     load_nvrtc()
-    with _progress(len(selected)) as advance:
+    with progress(len(selected)) as advance:
         return compile_many([job.request for job in selected], jobs, lambda request, _: advance(request.name))
 
 
@@ -183,7 +183,7 @@ def _summary(compiled: Sequence[CompiledProgram], count: int) -> str:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Any]:
+def progress(total: int | None) -> Iterator[Any]:
     """A function to call with the name of each finished program."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

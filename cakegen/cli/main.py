@@ -13,6 +13,7 @@ COMMANDS = {
     "show": "cakegen.cli.show:show_command",
     "plan": "cakegen.cli.plan:plan_command",
     "compile": "cakegen.cli.compile:compile_command",
+    "diff": "cakegen.cli.diff:diff_command",
     "emulate": "cakegen.cli.emulate:emulate_command",
     "bench": "cakegen.cli.bench:bench_command",
     "demo": "cakegen.cli.demo:demo_command",

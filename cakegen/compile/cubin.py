@@ -112,6 +112,12 @@ class CubinReader:
             parameter_bytes=parameter_bytes,
         )
 
+    @property
+    def functions_code(self) -> tuple[bytes, ...]:
+        """Machine code of each function, in section order: the `.text` sections, padding included."""
+        with self._damage_reported():
+            return tuple(self._bytes(s) for s in self._sections if s.name.startswith(".text."))
+
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
         try:

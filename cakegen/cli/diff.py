@@ -1,0 +1,115 @@
+"""`cakegen diff`: what a change does to the generated programs. Imports cakegen inside functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from cakegen.review import CostChange, ExportReview, Tree
+
+
+@click.command("diff")
+@click.option("--base", default="HEAD", show_default=True, metavar="REV", help="Git revision of the old trees.")
+@click.option("--merge-base", is_flag=True, help="Compare with where the histories of REV and HEAD parted.")
+@click.option(
+    "--format",
+    "style",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "markdown", "html"]),
+    help="html: one page, side by side, that opens offline.",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write instead of stdout.")
+@click.option("--export", "exports", multiple=True, metavar="NAME", help="Only this export; may be repeated.")
+@click.option("--trees", type=click.Path(path_type=Path, file_okay=False), help="Folder of the trees.")
+@click.option("--compile/--no-compile", "compiled", default=True, help="Compile touched programs on both sides.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Programs at once; by default one a processor.")
+@click.option("--limit", type=click.IntRange(min=1000), help="Most characters of the markdown; by default 60000.")
+def diff_command(
+    base: str,
+    merge_base: bool,
+    style: str,
+    out: Path | None,
+    exports: tuple[str, ...],
+    trees: Path | None,
+    compiled: bool,
+    jobs: int | None,
+    limit: int | None,
+) -> None:
+    """Compare the generated programs of a git revision with those of the working tree.
+
+    Programs are paired by logical key. For each: what of the plan, the text and the machine code differs.
+    """
+    from cakegen import review
+    from cakegen.review.trees import resolve_revision
+
+    folder = _trees_folder(trees)
+    revision = resolve_revision(folder, base, merge_base=merge_base)
+    old, new = _selected(review.read_revision(folder, revision), review.read_trees(folder), exports)
+    compared = [review.compare_trees(old.get(name), new.get(name)) for name in sorted({*old, *new})]
+    costs = _costs(compared, old, new, jobs) if compiled else None
+    result = review.Review(revision.label, tuple(compared), costs, _compiler() if compiled else "")
+    if style == "markdown":
+        text = review.render_markdown(result, limit) if limit else review.render_markdown(result)
+    else:
+        text = review.render_html(result) if style == "html" else review.render_text(result)
+    _deliver(text, out)
+
+
+def _trees_folder(trees: Path | None) -> Path:
+    from cakegen import paths
+    from cakegen.errors import ReviewError
+
+    folder = paths.generated_root() if trees is None else trees
+    if trees is None and not paths.is_checkout():
+        raise ReviewError("cakegen is installed here, without a history; name a checkout's trees with --trees DIR")
+    if not folder.is_dir():
+        raise ReviewError(f"{folder}: no such folder; --trees names the folder that holds the generated trees")
+    return folder
+
+
+def _selected(
+    old: dict[str, Tree], new: dict[str, Tree], exports: tuple[str, ...]
+) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    from cakegen.errors import ReviewError
+
+    known = sorted({*old, *new})
+    unknown = [name for name in exports if name not in known]
+    if unknown:
+        raise ReviewError(f"no tree {unknown[0]!r} on either side; there is: {', '.join(known) or 'none'}")
+    wanted = exports or known
+    return {n: old[n] for n in wanted if n in old}, {n: new[n] for n in wanted if n in new}
+
+
+def _costs(
+    compared: list[ExportReview], old: dict[str, Tree], new: dict[str, Tree], jobs: int | None
+) -> dict[str, list[CostChange]]:
+    from cakegen.cli.compile import progress
+    from cakegen.review import measure_costs
+
+    with progress(None) as advance:
+        return {r.export: measure_costs(r, old.get(r.export), new.get(r.export), jobs, advance) for r in compared}
+
+
+def _compiler() -> str:
+    from cakegen.compile import load_nvrtc
+
+    major, minor = load_nvrtc().version
+    return f"NVRTC {major}.{minor}"
+
+
+def _deliver(text: str, out: Path | None) -> None:
+    from cakegen.errors import ReviewError
+
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReviewError(f"{out}: can't be written ({error.strerror}); name another file with --out") from None
+    click.echo(f"written: {out}", err=True)

@@ -1,0 +1,100 @@
+"""A review as Markdown, for a comment on a change or the summary of a CI run. Imports this package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from cakegen.review.compare import UNCHANGED, ExportReview, FieldChange, TextChange
+from cakegen.review.report import COST_COLUMNS, Review, cost_rows, counted, differing_costs, remark, touched_keys
+
+DEFAULT_LIMIT = 60_000
+"""Characters of a comment that hosts take (GitHub: 65536), less some room for what a bot writes around it."""
+
+
+def render_markdown(review: Review, limit: int = DEFAULT_LIMIT) -> str:
+    """All of a review; parts that would pass `limit` characters are left out, the longest first, and counted.
+
+    Parameters
+    ----------
+    limit
+        Most characters of the whole text.
+    """
+    head = [f"### {_plain(review.title)}", ""]
+    head += [f"* **{export.export}**: {export.summary}; {_plain(review.verdict(export))}" for export in review.exports]
+    blocks = [block for export in review.exports for block in _blocks(review, export)]
+    note = "\n{} of {} parts are left out of {} characters; `cakegen diff --format html` shows them all.\n"
+    used = len("\n".join(head)) + len(note) + 16
+    shortest = sorted(range(len(blocks)), key=lambda index: (len(blocks[index]), index))
+    kept: set[int] = set()
+    for index in shortest:
+        used += len(blocks[index]) + 2
+        if used > limit:
+            break
+        kept.add(index)
+    text = "\n".join([*head, *(f"\n{blocks[index]}" for index in sorted(kept)), ""])
+    left_out = len(blocks) - len(kept)
+    return text + note.format(left_out, len(blocks), limit) if left_out else text
+
+
+def _blocks(review: Review, export: ExportReview) -> Iterator[str]:
+    """The parts of one export, in reading order; each stands alone."""
+    if export.model:
+        yield _folded(f"{export.export}: model", _table(("field", "before", "after"), _field_rows(export.model)), True)
+    touched = touched_keys(export)
+    if touched:
+        rows = [
+            (entry.status, _code(entry.key), remark(entry, _code), _fields_inline(entry.fields)) for entry in touched
+        ]
+        title = f"{export.export}: {counted(len(touched), 'key')}"
+        yield _folded(title, _table(("", "key", "differs in", "decisions"), rows), len(touched) <= 20)
+    costs = list(cost_rows(differing_costs(review.costs_of(export))))
+    if costs:
+        table = _table(COST_COLUMNS, [(*row[:-1], _code(row[-1])) for row in costs])
+        yield _folded(f"{export.export}: compiled to other code", table, len(costs) <= 20)
+    failures = [cost.failure for cost in review.costs_of(export) if cost.failure]
+    if failures:
+        yield _folded(f"{export.export}: {len(failures)} do not compile", _fenced("\n".join(failures), ""), True)
+    for change in export.texts:
+        yield _difference(export, change)
+    unchanged = [entry.key for entry in export.keys if entry.status == UNCHANGED]
+    if unchanged and touched:
+        yield _folded(f"{export.export}: {len(unchanged)} unchanged", "\n".join(f"* {_code(key)}" for key in unchanged))
+
+
+def _difference(export: ExportReview, change: TextChange) -> str:
+    keys = "\n".join(f"* {_code(key)}" for key in change.keys)
+    body = f"{_fenced(chr(10).join(change.unified()), 'diff')}\n\n{keys}"
+    return _folded(f"{export.export}: {change.title} ({counted(len(change.keys), 'key')})", body)
+
+
+def _folded(title: str, body: str, opened: bool = False) -> str:
+    return f"<details{' open' if opened else ''}><summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def _fenced(text: str, language: str) -> str:
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _field_rows(changes: Sequence[FieldChange]) -> list[tuple[str, str, str]]:
+    return [(_code(change.name), _code(change.before), _code(change.after)) for change in changes]
+
+
+def _fields_inline(changes: Sequence[FieldChange]) -> str:
+    return "<br>".join(f"{_code(change.name)} {_code(change.before)} → {_code(change.after)}" for change in changes)
+
+
+def _code(text: str) -> str:
+    """Inline code: so that `@sm_90a` in a key calls nobody."""
+    return f"`{text}`" if text else ""
+
+
+def _plain(text: str) -> str:
+    return text.replace("->", "→")

@@ -1,0 +1,117 @@
+"""What every format of a review shows: its parts, and their tables as rows of text. Imports this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cakegen.review.compare import UNCHANGED, ExportReview, KeyReview
+from cakegen.review.cost import Cost, CostChange
+
+COST_COLUMNS = ("target", "registers", "spill bytes", "shared bytes", "instructions", "SASS bytes", "code", "keys")
+
+
+@dataclass(frozen=True)
+class Review:
+    """A whole comparison.
+
+    Parameters
+    ----------
+    base
+        What the old trees were read from.
+    exports
+        One comparison an export.
+    costs
+        What touched programs compile to, by export; None where nothing was compiled.
+    compiler
+        The compiler's name, where it ran.
+    """
+
+    base: str
+    exports: tuple[ExportReview, ...]
+    costs: dict[str, list[CostChange]] | None
+    compiler: str = ""
+
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        return f"generated programs: {self.base} -> working tree"
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing differs."""
+        return all(not e.model and not e.texts and e.count(UNCHANGED) == len(e.keys) for e in self.exports)
+
+    def costs_of(self, export: ExportReview) -> list[CostChange]:
+        """What the touched programs of an export compile to."""
+        return (self.costs or {}).get(export.export, [])
+
+    def verdict(self, export: ExportReview) -> str:
+        """One line on the compiled code of an export."""
+        if self.costs is None:
+            return "nothing was compiled"
+        entries = self.costs_of(export)
+        if not entries:
+            return "no program compiles to anything else: all texts, flags and constants are the same"
+        same, failed = sum(entry.same_code for entry in entries), sum(bool(entry.failure) for entry in entries)
+        words = [f"{same} of {len(entries)} touched programs compile to the same machine code, byte by byte"]
+        if failed:
+            words.append(f"{failed} could not be compiled on both sides")
+        return "; ".join([*words, self.compiler])
+
+
+def touched_keys(export: ExportReview) -> list[KeyReview]:
+    """The keys that are not unchanged: changed ones first, then added, then removed."""
+    order = ("changed", "added", "removed")
+    return sorted((e for e in export.keys if e.status in order), key=lambda e: (order.index(e.status), e.key))
+
+
+def remark(entry: KeyReview, quote: Callable[[str], str] = str) -> str:
+    """Behind a key: which parts of it differ, and what it replaces; `quote` marks up another key's name."""
+    words = [", ".join(entry.parts)] if entry.parts else []
+    if entry.replaces is not None:
+        words.append(f"replaces {quote(entry.replaces)}")
+    return "; ".join(words)
+
+
+def differing_costs(entries: Sequence[CostChange]) -> list[CostChange]:
+    """The entries whose machine code is not the same on both sides; the others are no more than a count."""
+    return [entry for entry in entries if not entry.same_code]
+
+
+def cost_rows(entries: Sequence[CostChange]) -> Iterator[tuple[str, ...]]:
+    """One row a program and target, in the order of `COST_COLUMNS`; those whose code differs come first."""
+    for entry in sorted(entries, key=lambda entry: (entry.same_code, entry.arch, entry.keys)):
+        before, after = entry.before, entry.after
+        cells = [
+            _pair(before.registers if before else None, after.registers if after else None),
+            _pair(before.spill_bytes if before else None, after.spill_bytes if after else None),
+            _pair(before.smem_bytes if before else None, after.smem_bytes if after else None),
+            _pair(before.instructions if before else None, after.instructions if after else None),
+            _pair(before.code_bytes if before else None, after.code_bytes if after else None),
+        ]
+        yield (entry.arch, *cells, _code(entry, before, after), keys_in_short(entry.keys))
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 key`, `2 keys`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def keys_in_short(keys: Sequence[str]) -> str:
+    """The first key, and how many there are beside it."""
+    return f"{keys[0]} (+{len(keys) - 1})" if len(keys) > 1 else "".join(keys)
+
+
+def _pair(before: int | None, after: int | None) -> str:
+    if before == after:
+        return "-" if before is None else str(before)
+    return f"{'-' if before is None else before} -> {'-' if after is None else after}"
+
+
+def _code(entry: CostChange, before: Cost | None, after: Cost | None) -> str:
+    if entry.failure:
+        return "does not compile"
+    if before is None or after is None:
+        return "new" if before is None else "gone"
+    return "same" if entry.same_code else "differs"

@@ -1,0 +1,178 @@
+"""Generated trees as plain text: of the files on disk, or of a git revision. Imports errors and registry.
+
+A registry is read as bare literals, not as this version's records, so that a tree of an older schema can be compared
+with the present one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cakegen.errors import RegistryError, ReviewError
+from cakegen.registry import REGISTRY_FILE, parse_literals
+
+_BLOB = "blob"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One generated tree.
+
+    Parameters
+    ----------
+    export
+        Its folder's name.
+    model
+        `MODEL`, as nested dicts and lists.
+    modules, kernels, specializations
+        The registry's tables, as they stand.
+    texts
+        Sources by file name.
+    """
+
+    export: str
+    model: Mapping[str, Any]
+    modules: Mapping[str, Mapping[str, Any]]
+    kernels: Mapping[str, str]
+    specializations: Mapping[str, Mapping[str, int]]
+    texts: Mapping[str, str]
+
+    def record(self, key: str) -> Mapping[str, Any]:
+        """The registry's record of the program behind a key."""
+        return self.modules[self.kernels[key]]
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A commit of the repository that holds a folder: its full name, and the name that the user gave."""
+
+    commit: str
+    named: str
+
+    @property
+    def label(self) -> str:
+        """`HEAD (8ccd58c)`."""
+        return f"{self.named} ({self.commit[:7]})"
+
+
+def read_trees(folder: Path) -> dict[str, Tree]:
+    """The trees below a folder on disk, by export.
+
+    Raises
+    ------
+    RegistryError
+        A registry can't be read.
+    ReviewError
+        A file can't be read.
+    """
+    files: dict[str, bytes] = {}
+    for path in sorted(folder.rglob("*")):
+        # what a write leaves beside a tree for a moment begins with a dot
+        name = path.relative_to(folder).as_posix()
+        if not name.startswith(".") and path.is_file():
+            try:
+                files[name] = path.read_bytes()
+            except OSError as error:
+                raise ReviewError(f"{path}: {error.strerror}; the tree can't be compared without it") from None
+    return _trees(files, str(folder))
+
+
+def resolve_revision(folder: Path, named: str, *, merge_base: bool = False) -> Revision:
+    """The commit that a name stands for in the repository of a folder.
+
+    Parameters
+    ----------
+    merge_base
+        Take the commit at which the history of `named` and of HEAD parted.
+
+    Raises
+    ------
+    ReviewError
+        No git, no repository, no such revision, or no common history.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}").decode().strip()
+    if not merge_base:
+        return Revision(commit, named)
+    try:
+        commit = _git(folder, "merge-base", commit, "HEAD").decode().strip()
+    except ReviewError as error:
+        raise ReviewError(
+            f"{named} and HEAD have no common commit in this clone ({error}). A shallow clone holds too little "
+            "history: fetch all of it (`git fetch --unshallow`, or fetch-depth: 0)."
+        ) from None
+    return Revision(commit, f"merge base of {named}")
+
+
+def read_revision(folder: Path, revision: Revision) -> dict[str, Tree]:
+    """The trees that a folder held in a commit, by export; none where it did not exist.
+
+    Raises
+    ------
+    ReviewError
+        git failed.
+    RegistryError
+        A registry can't be read.
+    """
+    folder = folder.resolve()
+    listing = _git(folder, "ls-tree", "-r", "-z", revision.commit, ".")
+    entries = [line.split("\t", 1) for line in listing.decode().split("\0") if line]
+    blobs = [(facts.split()[2], name) for facts, name in entries if facts.split()[1] == _BLOB]
+    contents = _read_blobs(folder, [sha for sha, _ in blobs])
+    return _trees({name: content for (_, name), content in zip(blobs, contents, strict=True)}, revision.label)
+
+
+def _read_blobs(folder: Path, names: Sequence[str]) -> list[bytes]:
+    """Contents of git objects, through one process (git-cat-file, "batch output")."""
+    if not names:
+        return []
+    stream = _git(folder, "cat-file", "--batch", given="".join(f"{name}\n" for name in names).encode())
+    contents, at = [], 0
+    for name in names:
+        head = stream[at : stream.index(b"\n", at)]
+        words = head.split()
+        if len(words) != 3:
+            raise ReviewError(f"git cat-file: object {name} can't be read ({head.decode(errors='replace')!r})")
+        start, size = at + len(head) + 1, int(words[2])
+        contents.append(stream[start : start + size])
+        at = start + size + 1
+    return contents
+
+
+def _git(folder: Path, *arguments: str, given: bytes | None = None) -> bytes:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], input=given, capture_output=True)
+    except OSError as error:
+        raise ReviewError(f"git can't be run ({error.strerror}); `cakegen diff` reads the base from it") from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        raise ReviewError(f"{folder}: git {arguments[0]} failed: {said}")
+    return done.stdout
+
+
+def _trees(files: Mapping[str, bytes], where: str) -> dict[str, Tree]:
+    by_export: dict[str, dict[str, str]] = {}
+    for name, content in files.items():
+        export, _, rest = name.partition("/")
+        by_export.setdefault(export, {})[rest] = content.decode("utf-8", "replace")
+    return {
+        export: _tree(export, texts, f"{where}: {export}/{REGISTRY_FILE}")
+        for export, texts in sorted(by_export.items())
+        if REGISTRY_FILE in texts
+    }
+
+
+def _tree(export: str, texts: Mapping[str, str], where: str) -> Tree:
+    values = parse_literals(texts[REGISTRY_FILE], where)
+    tables = [values[name] for name in ("MODEL", "MODULES", "KERNELS", "SPECIALIZATIONS")]
+    if not all(isinstance(table, dict) for table in tables):
+        raise RegistryError(f"{where}: MODEL, MODULES, KERNELS and SPECIALIZATIONS must be dicts; export again")
+    model, modules, kernels, specializations = tables
+    unknown = sorted(str(key) for key, name in kernels.items() if not isinstance(modules.get(name), dict))
+    if unknown:
+        raise RegistryError(f"{where}: MODULES holds no record for the program of {unknown[0]!r}; export again")
+    sources = {name.rpartition("/")[2]: text for name, text in texts.items() if "/" in name}
+    return Tree(export, model, modules, kernels, specializations, sources)

@@ -1,0 +1,119 @@
+"""Trees of git revisions and of folders, and what is said where one can't be read."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from review_trees import EXPORT, commit_all, git, small_programs, write_small_tree
+
+from cakegen.errors import RegistryError, ReviewError
+from cakegen.review import trees as trees_module
+from cakegen.review.trees import read_revision, read_trees, resolve_revision
+
+
+def test_revision_and_working_tree_are_read_alike(trees: Path) -> None:
+    assert read_revision(trees, resolve_revision(trees, "HEAD")) == read_trees(trees)
+
+
+def test_revision_is_not_the_working_tree(trees: Path) -> None:
+    before = read_trees(trees)
+    write_small_tree(trees, small_programs()[:1])
+    assert read_revision(trees, resolve_revision(trees, "HEAD")) == before
+    assert len(read_trees(trees)[EXPORT].kernels) == 1
+
+
+def test_merge_base_leaves_out_what_the_other_branch_did_since(trees: Path) -> None:
+    repository = trees.parent
+    git(repository, "checkout", "-q", "-b", "topic")
+    commit_all(repository, "topic's own")
+    git(repository, "checkout", "-q", "main")
+    write_small_tree(trees, small_programs()[:2])
+    commit_all(repository, "main goes on")
+    git(repository, "checkout", "-q", "topic")
+    tip = read_revision(trees, resolve_revision(trees, "main"))
+    parted = resolve_revision(trees, "main", merge_base=True)
+    assert parted.label.startswith("merge base of main (")
+    assert (len(tip[EXPORT].kernels), len(read_revision(trees, parted)[EXPORT].kernels)) == (2, 3)
+
+
+def test_revision_before_the_folder_existed_holds_no_tree(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    commit_all(tmp_path, "nothing yet")
+    folder = tmp_path / "generated"
+    write_small_tree(folder, small_programs())
+    assert read_revision(folder, resolve_revision(folder, "HEAD")) == {}
+
+
+@pytest.mark.parametrize("named", ["nowhere", "--upload-pack=x", ""])
+def test_unknown_revision_is_refused_with_gits_words(trees: Path, named: str) -> None:
+    with pytest.raises(ReviewError, match="git rev-parse failed: "):
+        resolve_revision(trees, named)
+
+
+def test_folder_outside_a_repository_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    with pytest.raises(ReviewError, match=r"alone: git rev-parse failed: .*not a git repository"):
+        resolve_revision(folder, "HEAD")
+
+
+def test_histories_without_a_common_commit_name_the_remedy(trees: Path) -> None:
+    git(trees.parent, "checkout", "-q", "--orphan", "other")
+    commit_all(trees.parent, "unrelated")
+    with pytest.raises(ReviewError, match=r"main and HEAD have no common commit .*git fetch --unshallow"):
+        resolve_revision(trees, "main", merge_base=True)
+
+
+def test_missing_git_is_said(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(trees))
+    with pytest.raises(ReviewError, match="git can't be run"):
+        resolve_revision(trees, "HEAD")
+
+
+def test_object_that_git_does_not_have_is_said(trees: Path) -> None:
+    with pytest.raises(ReviewError, match=f"object {'0' * 40} can't be read"):
+        trees_module._read_blobs(trees, ["0" * 40])
+
+
+def test_unreadable_file_is_named(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ReviewError, match=r"cake_jit\.py: Permission denied"):
+        read_trees(trees)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("KERNELS = [\n", "small/cake_jit.py: not a registry"),
+        ("EXPORT = 'small'\n", "lacks SCHEMA_VERSION, MODEL"),
+        (
+            "SCHEMA_VERSION, EXPORT = 1, ''\nSCHEMA_VERSION = 1\nEXPORT = ''\nMODEL = []\nMODULES = {}\nKERNELS = {}\n"
+            "SPECIALIZATIONS = {}\n",
+            "must be dicts",
+        ),
+        (
+            "SCHEMA_VERSION = 1\nEXPORT = ''\nMODEL = {}\nMODULES = {}\nKERNELS = {'a': 'b'}\nSPECIALIZATIONS = {}\n",
+            "no record for the program of 'a'",
+        ),
+    ],
+)
+def test_damaged_registry_of_a_revision_is_named_with_the_revision(trees: Path, text: str, message: str) -> None:
+    (trees / EXPORT / "cake_jit.py").write_text(text)
+    commit_all(trees.parent, "damaged")
+    with pytest.raises(RegistryError, match=message) as caught:
+        read_revision(trees, resolve_revision(trees, "HEAD"))
+    assert str(caught.value).startswith("HEAD (")
+
+
+def test_a_file_with_a_strange_name_survives_the_way_through_git(trees: Path) -> None:
+    strange = trees / EXPORT / "csrc" / "cake_small" / 'a "b"\tü\n.cuh'
+    strange.write_text("x")
+    commit_all(trees.parent, "strange")
+    subprocess.run(["git", "-C", str(trees), "config", "core.quotepath", "true"], check=True)
+    assert strange.name in read_revision(trees, resolve_revision(trees, "HEAD"))[EXPORT].texts
