@@ -1,8 +1,7 @@
 """Cubins on disk, keyed by everything they depend on; compiled once however many processes ask. Imports this package.
 
-Layout: `<root>/v<schema>/<key>.cubin` and `<key>.lock`. An entry is written beside, synced and renamed, and begins with
-the digest of its own rest, so that a torn, damaged or empty file is a miss. Lock files are never removed: another
-process may hold one. Where the folder can't be written, programs are compiled without it, with one warning.
+Layout: `<root>/v<schema>/<key>.cubin` and `<key>.lock`. An entry's time of change is that of its last use. Where the
+folder can't be written, programs are compiled once a process and kept in memory, with one warning.
 """
 
 from __future__ import annotations
@@ -14,35 +13,63 @@ import hashlib
 import json
 import os
 import time
-import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from cakegen.compile.entry import PARTIAL_SUFFIX, program_of, write_entry
 from cakegen.compile.nvrtc import load_nvrtc
-from cakegen.compile.program import CompiledProgram, CompileRequest, compile_cubin, compiler_version, examine_cubin
+from cakegen.compile.program import CompiledProgram, CompileRequest, compile_cubin, compiler_version
 from cakegen.errors import CompileError
 
 CACHE_VARIABLE = "CAKEGEN_CACHE_DIR"
 CACHE_SCHEMA = 1
-_MAGIC = b"cakegen-cubin"
+ENTRY_SUFFIX = ".cubin"
+LOCK_SUFFIX = ".lock"
 # A compilation takes about a second; who waits longer than this for another's (a stopped process, a dead file server)
 # compiles for itself, which is safe since entries appear by rename.
 _LOCK_SECONDS = 120.0
 _LOCK_POLL_SECONDS = 0.02
+# What could not be written, by the file it would be in: a process compiles it once all the same.
+_memory: dict[Path, CompiledProgram] = {}
 
 
 class CacheWarning(UserWarning):
-    """The cache can't be used; programs are compiled every time."""
+    """The cache can't be used; every process compiles its programs itself."""
 
 
 def cache_root() -> Path:
-    """The cache's folder: `CAKEGEN_CACHE_DIR`, else `cakegen` in the XDG cache folder (`~/.cache`)."""
+    """The cache's folder: `CAKEGEN_CACHE_DIR`, else `cakegen` in the XDG cache folder (`~/.cache`).
+
+    Raises
+    ------
+    CompileError
+        Neither variable is set, and the user has no home folder.
+    """
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "cakegen"
+    if base and os.path.isabs(base):
+        return Path(base) / "cakegen"
+    try:
+        return Path.home() / ".cache" / "cakegen"
+    except RuntimeError:
+        raise CompileError(
+            f"no folder for the compile cache: user {os.getuid()} has no home, and neither {CACHE_VARIABLE} nor "
+            f"XDG_CACHE_HOME is set. Set {CACHE_VARIABLE} to a folder that can be written."
+        ) from None
+
+
+def schema_folder() -> Path:
+    """The folder of this schema's entries.
+
+    Raises
+    ------
+    CompileError
+        As `cache_root`.
+    """
+    return cache_root() / f"v{CACHE_SCHEMA}"
 
 
 def cache_key(request: CompileRequest, compiler: str) -> str:
@@ -63,95 +90,95 @@ def cached_cubin(request: CompileRequest) -> CompiledProgram:
     """
     nvrtc = load_nvrtc()
     nvrtc.require(request.arch)
-    folder = cache_root() / f"v{CACHE_SCHEMA}"
-    entry = folder / f"{cache_key(request, compiler_version(nvrtc))}.cubin"
-    found = _read_entry(entry, request)
+    key = cache_key(request, compiler_version(nvrtc))
+    try:
+        folder = schema_folder()
+    except CompileError as error:
+        _warn_unusable("nowhere", str(error))
+        return _remembered(Path(key), request)
+    entry = folder / f"{key}{ENTRY_SUFFIX}"
+    found = _used(entry, request) or _memory.get(entry)
     if found is not None:
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as held:
-            held.enter_context(_locked(entry.with_suffix(".lock")))
-            return _read_entry(entry, request) or _compile_into(entry, request)
+            held.enter_context(locked(entry.with_suffix(LOCK_SUFFIX)))
+            return _used(entry, request) or _compile_into(entry, request)
     except OSError as error:
-        _warn_unusable(folder, error)
-        return compile_cubin(request)
+        _warn_unusable(str(folder), _unusable(folder, error))
+        return _remembered(entry, request)
 
 
 def clear_cache() -> int:
     """Remove the entries of every schema and return their number; locks stay, since others may hold them."""
-    entries = [path for path in cache_root().glob("v*/*") if path.suffix in (".cubin", ".partial")]
+    _memory.clear()
+    entries = [path for path in cache_root().glob("v*/*") if path.suffix in (ENTRY_SUFFIX, PARTIAL_SUFFIX)]
     for entry in entries:
         entry.unlink(missing_ok=True)
     return len(entries)
 
 
+def _used(entry: Path, request: CompileRequest) -> CompiledProgram | None:
+    """The entry's program, if it is whole; its time of change becomes that of this use."""
+    found = program_of(entry, request)
+    if found is not None:
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+    return found
+
+
 def _compile_into(entry: Path, request: CompileRequest) -> CompiledProgram:
     compiled = compile_cubin(request)
     try:
-        _write_entry(entry, compiled)
+        write_entry(entry, compiled)
     except OSError as error:
-        _warn_unusable(entry.parent, error)
+        _warn_unusable(str(entry.parent), _unusable(entry.parent, error))
+        _memory[entry] = dataclasses.replace(compiled, cached=True)
     return compiled
 
 
-def _read_entry(entry: Path, request: CompileRequest) -> CompiledProgram | None:
-    """The entry's program, or None where there is none that is whole."""
-    try:
-        head, _, rest = entry.read_bytes().partition(b"\n")
-    except OSError:
-        return None
-    if head != _head_of(rest):
-        return None
-    facts_line, _, cubin = rest.partition(b"\n")
-    try:
-        facts = json.loads(facts_line)
-        return examine_cubin(
-            request,
-            cubin,
-            log=facts["log"],
-            compiler=facts["compiler"],
-            compile_ms=facts["compile_ms"],
-            cached=True,
-        )
-    except (ValueError, KeyError, TypeError, CompileError):
-        return None
-
-
-def _write_entry(entry: Path, compiled: CompiledProgram) -> None:
-    facts = {"log": compiled.log, "compiler": compiled.compiler, "compile_ms": compiled.report.compile_ms}
-    rest = json.dumps(facts, sort_keys=True).encode() + b"\n" + compiled.cubin
-    beside = entry.with_name(f"{entry.stem}.{uuid.uuid4().hex}.partial")
-    try:
-        with beside.open("xb") as file:
-            file.write(_head_of(rest) + b"\n" + rest)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, entry)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-
-
-def _head_of(rest: bytes) -> bytes:
-    return b"%s %s" % (_MAGIC, hashlib.sha256(rest).hexdigest().encode())
+def _remembered(entry: Path, request: CompileRequest) -> CompiledProgram:
+    """The program as this process compiled it before, or compiled now and kept."""
+    found = _memory.get(entry)
+    if found is None:
+        found = compile_cubin(request)
+        _memory[entry] = dataclasses.replace(found, cached=True)
+    return found
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the exclusive lock of one key, or go on without it after `_LOCK_SECONDS`."""
+def locked(path: Path) -> Iterator[None]:
+    """Hold the exclusive lock of one key, or go on without it after `_LOCK_SECONDS`.
+
+    A lock file that was removed while this process waited for it guards nothing; its successor is taken instead.
+    """
+    deadline = time.monotonic() + _LOCK_SECONDS
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(descriptor) and time.monotonic() < deadline:
-            time.sleep(_LOCK_POLL_SECONDS)
+        while time.monotonic() < deadline:
+            if not try_lock(descriptor):
+                time.sleep(_LOCK_POLL_SECONDS)
+            elif _is_at(descriptor, path):
+                break
+            else:
+                os.close(descriptor)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         yield
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that its name stands for now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the exclusive lock of an open file if nobody holds it; True too where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,16 +188,16 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-_warned: set[Path] = set()
+_warned: set[str] = set()
 
 
-def _warn_unusable(folder: Path, error: OSError) -> None:
+def _unusable(folder: Path, error: OSError) -> str:
+    return f"compile cache {folder} can't be used ({error}). Set {CACHE_VARIABLE} to a folder that can be written."
+
+
+def _warn_unusable(folder: str, reason: str) -> None:
+    """Warn once for a folder."""
     if folder in _warned:
         return
     _warned.add(folder)
-    warnings.warn(
-        f"compile cache {folder} can't be used ({error}); programs are compiled every time. "
-        f"Set {CACHE_VARIABLE} to a folder that can be written.",
-        CacheWarning,
-        stacklevel=3,
-    )
+    warnings.warn(f"{reason} Until then every process compiles its programs itself.", CacheWarning, stacklevel=4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import threading
 import warnings
 from dataclasses import fields, replace
@@ -149,7 +147,7 @@ def test_folder_that_cannot_be_made_warns_once_and_compiles(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cached_cubin(PLAIN_REQUEST).cubin
-    assert len(compiles) == 2
+    assert len(compiles) == 1, "kept in memory"
 
 
 def test_full_disk_warns_and_returns_the_program_compiled_once(
@@ -186,7 +184,7 @@ def test_stuck_lock_holder_does_not_stop_others(
     (entry,) = _entries(cache_folder)
     entry.unlink()
     monkeypatch.setattr(cache_module, "_LOCK_SECONDS", 0.1)
-    with cache_module._locked(lock):
+    with cache_module.locked(lock):
         assert cached_cubin(PLAIN_REQUEST).cubin
     assert len(compiles) == 2
 
@@ -222,25 +220,3 @@ def test_threads_on_a_cold_cache_compile_once(compiles: list[CompileRequest]) ->
     assert len(compiles) == 1
     assert len(cubins) == 8
     assert len(set(cubins)) == 1
-
-
-def _ask(request: CompileRequest, start: object, report: Path) -> None:
-    start.wait()  # type: ignore[attr-defined]
-    program = cached_cubin(request)
-    report.write_text(json.dumps({"cached": program.cached, "bytes": len(program.cubin)}))
-
-
-def test_processes_on_a_cold_cache_compile_once(tmp_path: Path) -> None:
-    """`cached` is false exactly where a process called the compiler."""
-    context = multiprocessing.get_context("fork")
-    start = context.Barrier(8)
-    reports = [tmp_path / f"{rank}.json" for rank in range(8)]
-    processes = [context.Process(target=_ask, args=(PLAIN_REQUEST, start, report)) for report in reports]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 8
-    outcomes = [json.loads(report.read_text()) for report in reports]
-    assert sum(not outcome["cached"] for outcome in outcomes) == 1
-    assert len({outcome["bytes"] for outcome in outcomes}) == 1
