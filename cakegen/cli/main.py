@@ -14,6 +14,7 @@ COMMANDS = {
     "plan": "cakegen.cli.plan:plan_command",
     "compile": "cakegen.cli.compile:compile_command",
     "diff": "cakegen.cli.diff:diff_command",
+    "bundle": "cakegen.cli.bundle:bundle_command",
     "cache": "cakegen.cli.cache:cache_command",
     "emulate": "cakegen.cli.emulate:emulate_command",
     "bench": "cakegen.cli.bench:bench_command",

@@ -52,15 +52,22 @@ class LatentMoe:
         What to plan for, instead of what the driver says: a smaller device than the real one reaches other forms.
     compile_flags
         Options for the compiler after the registry's own, such as `-DCAKEGEN_CHAOS`.
+    bundle
+        Folder that `cakegen bundle` wrote; programs come from there and none is compiled. None: see `CAKEGEN_BUNDLE`.
     """
 
     def __init__(
-        self, registry: Registry, *, device_facts: DeviceFacts | None = None, compile_flags: tuple[str, ...] = ()
+        self,
+        registry: Registry,
+        *,
+        device_facts: DeviceFacts | None = None,
+        compile_flags: tuple[str, ...] = (),
+        bundle: str | None = None,
     ) -> None:
         self.registry = registry
         self.model = registry.model
         self._device_facts = device_facts
-        self._programs = ProgramTable(registry, compile_flags)
+        self._programs = ProgramTable(registry, compile_flags, bundle)
         self._routes: dict[tuple[int, DeviceFacts, str, int, int, int], Route] = {}
 
     def prepare_front(

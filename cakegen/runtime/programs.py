@@ -1,18 +1,20 @@
 """Compiled programs in the contexts of devices. Imports registry, compile, device and driver.
 
-A program is compiled once a machine (through the cache) and loaded once a device. Inside a graph capture nothing is
-loaded: `find` answers from memory, and `load` refuses before it asks the driver.
+A program is compiled once a machine (through the cache) or taken from a bundle, and loaded once a device. Inside a graph
+capture nothing is loaded: `find` answers from memory, and `load` refuses before it asks the driver.
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cakegen import compile as compilation
+from cakegen.compile.bundle import find_bundle
 from cakegen.errors import CompileError, LaunchError
 from cakegen.plan.records import Launch
 from cakegen.registry import Program, Registry
@@ -30,11 +32,20 @@ class LoadedProgram:
 
 
 class ProgramTable:
-    """The programs of one registry, compiled with the registry's flags and extra ones."""
+    """The programs of one registry, compiled with the registry's flags and extra ones.
 
-    def __init__(self, registry: Registry, compile_flags: tuple[str, ...] = ()) -> None:
+    Parameters
+    ----------
+    bundle
+        Folder of cubins to take instead of compiling; None: one of `CAKEGEN_BUNDLE`, where that names one.
+    """
+
+    def __init__(
+        self, registry: Registry, compile_flags: tuple[str, ...] = (), bundle: str | os.PathLike[str] | None = None
+    ) -> None:
         self._registry = registry
         self._flags = compile_flags
+        self._bundle = bundle
         self._loaded: dict[tuple[int, str], LoadedProgram] = {}
         self._locks: collections.defaultdict[tuple[int, str], threading.Lock] = collections.defaultdict(threading.Lock)
         self._table_lock = threading.Lock()
@@ -51,7 +62,7 @@ class ProgramTable:
         RegistryError
             The export has no such key.
         CompileError
-            The compiler refused the source.
+            The compiler refused the source, or the bundle does not hold what it would compile to.
         LaunchError
             The current stream is being captured, the program does not serve the device, or the driver refused it.
         """
@@ -76,7 +87,8 @@ class ProgramTable:
                 f"{key}: {program.name} serves {', '.join(program.arches)}; cuda:{device.ordinal} is {device.arch.name}"
             )
         request = compilation.request_for(self._registry, key, device.arch.name, self._flags)
-        cubin = compilation.cached_cubin(request).cubin
+        bundle = find_bundle(self._registry.export, self._bundle)
+        cubin = (compilation.cached_cubin(request) if bundle is None else bundle.program(request)).cubin
         with driver.using_context(device.context), driver.relaxed_capture():
             kernel = driver.load_kernel(cubin, program.kernel_symbol, program.launch.dynamic_smem_bytes)
         loaded = LoadedProgram(key, program, kernel)
@@ -90,7 +102,7 @@ class ProgramTable:
         workers: int | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Compile the programs of several keys side by side, then load them.
+        """Compile the programs of several keys side by side, unless a bundle holds them, then load them.
 
         Parameters
         ----------
@@ -114,9 +126,15 @@ class ProgramTable:
             if on_progress is not None:
                 on_progress(next(done), steps)
 
-        for outcome in compilation.compile_many(list(requests), workers=workers, on_done=report):
-            if isinstance(outcome, CompileError):
-                raise outcome
+        bundle = find_bundle(self._registry.export, self._bundle)
+        if bundle is not None:
+            for request in requests:
+                bundle.program(request)
+                report()
+        else:
+            for outcome in compilation.compile_many(list(requests), workers=workers, on_done=report):
+                if isinstance(outcome, CompileError):
+                    raise outcome
         for key in cold:
             self.load(device, key)
             report()

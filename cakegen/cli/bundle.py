@@ -1,0 +1,76 @@
+"""`cakegen bundle`: cubins to ship, so that a machine needs no compiler. Imports cakegen inside functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from cakegen.cli.compile import Job
+
+
+@click.command("bundle")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--arch", "arches", multiple=True, help="Target, e.g. sm_90a; may be repeated. Default: all.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the bundle.")
+@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Programs at once; by default one a processor.")
+@click.option("--check", is_flag=True, help="Write nothing; fail unless OUT holds all of it, whole. Needs no compiler.")
+def bundle_command(
+    keys: tuple[str, ...], arches: tuple[str, ...], out: Path, export: str, jobs: int | None, check: bool
+) -> None:
+    """Compile programs into a folder that the runtime takes in place of a compiler.
+
+    KEY is a logical key, a program's name, or a pattern of either; without one, every program is taken. A process uses
+    the folder where CAKEGEN_BUNDLE names it, or where it is given to LatentMoe.
+    """
+    from cakegen.cli.compile import select_jobs
+    from cakegen.registry import load_registry
+
+    registry = load_registry(export)
+    selected = select_jobs(registry, keys, arches)
+    if check:
+        _check(out, registry.export, selected)
+    else:
+        _write(out, registry.export, selected, jobs)
+
+
+def _write(out: Path, export: str, selected: Sequence[Job], jobs: int | None) -> None:
+    from cakegen.cli.compile import compile_with_progress, failures_of
+    from cakegen.compile import CompiledProgram
+    from cakegen.compile.bundle import write_bundle
+    from cakegen.errors import CompileError
+
+    outcomes = compile_with_progress(selected, jobs)
+    failures = failures_of(selected, outcomes)
+    if failures:
+        raise CompileError("\n".join([*failures, f"{out}: not written, since {len(failures)} programs failed"]))
+    compiled = [
+        (job.request, outcome, job.keys)
+        for job, outcome in zip(selected, outcomes, strict=True)
+        if isinstance(outcome, CompiledProgram)
+    ]
+    write_bundle(out, export, compiled)
+    total_bytes = sum(len(program.cubin) for _, program, _ in compiled)
+    targets = ", ".join(sorted({request.arch for request, _, _ in compiled}))
+    click.echo(f"{len(compiled)} programs of {export} for {targets}, {total_bytes} bytes, in {out}")
+
+
+def _check(out: Path, export: str, selected: Sequence[Job]) -> None:
+    from cakegen.compile.bundle import find_bundle
+    from cakegen.errors import CompileError
+
+    bundle = find_bundle(export, out)
+    assert bundle is not None, "a bundle that is named is opened or refused"
+    faults = []
+    for job in selected:
+        try:
+            bundle.program(job.request)
+        except CompileError as error:
+            faults.append(str(error))
+    if faults:
+        raise CompileError("\n".join([*faults, f"{out}: {len(faults)} of {len(selected)} programs can't be used"]))
+    click.echo(f"{out}: {len(selected)} programs of {export}, whole, compiled by {bundle.compiler}")
