@@ -1,7 +1,7 @@
 """Compiled programs in the contexts of devices. Imports registry, compile, device and driver.
 
-A program is compiled once a machine (through the cache) or taken from a bundle, and loaded once a device. Inside a graph
-capture nothing is loaded: `find` answers from memory, and `load` refuses before it asks the driver.
+A program is compiled once a machine (through the cache) or taken from a bundle, and loaded once a device. Inside a
+graph capture nothing is loaded: `find` answers from memory, and `load` refuses before it asks the driver.
 """
 
 from __future__ import annotations
