@@ -43,6 +43,7 @@ class FakeDriver:
         self.failures: dict[str, Any] = {}
         self.context = 0
         self.sm_count = 132
+        self.device_count = 1
         self.resident_clusters = 66
         self.busy: set[int] = set()
         self.captured_streams: set[int] = set()
@@ -133,6 +134,7 @@ class Function(str):
 
 
 _ANSWERS: dict[str, Any] = {
+    "cuDeviceGetCount": lambda fake: (OK, fake.device_count),
     "cuDeviceGet": lambda fake, ordinal: (OK, ordinal),
     "cuDeviceGetName": lambda fake, size, handle: (OK, b"Fake H200\0\0"),
     "cuDeviceGetAttribute": lambda fake, kind, handle: (OK, fake.attribute(kind)),

@@ -26,6 +26,7 @@ ALLOWED = {
     "runtime": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime"},
     "review": LEAVES | {"compile", "registry"},
+    "doctor": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
     "bench": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "emit", "runtime", "__init__"},
 }
 FORBIDDEN = {
@@ -35,6 +36,7 @@ FORBIDDEN = {
     "compile": {"torch", "jinja2", "pydantic", "click"},
     "runtime": {"jinja2", "pydantic", "click"},
     "emulator": {"jinja2", "pydantic", "click", "cuda"},
+    "doctor": {"jinja2", "pydantic", "click", "cuda"},
     "bench": {"jinja2", "pydantic", "click"},
     "review": {"torch", "pydantic", "click", "cuda"},
     "registry": {"torch", "jinja2", "pydantic", "click", "cuda"},

@@ -18,6 +18,7 @@ COMMANDS = {
     "cache": "cakegen.cli.cache:cache_command",
     "emulate": "cakegen.cli.emulate:emulate_command",
     "bench": "cakegen.cli.bench:bench_command",
+    "doctor": "cakegen.cli.doctor:doctor_command",
     "demo": "cakegen.cli.demo:demo_command",
 }
 

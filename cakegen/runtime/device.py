@@ -80,7 +80,25 @@ def open_device(ordinal: int) -> Device:
         return _opened[ordinal]
 
 
-def _read_device(ordinal: int) -> Device:
+@dataclass(frozen=True)
+class DeviceAttributes:
+    """What the driver says of a device, supported or not, without a context on it."""
+
+    ordinal: int
+    name: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    max_dynamic_smem_bytes: int
+
+
+def read_attributes(ordinal: int) -> DeviceAttributes:
+    """Ask the driver for a device's attributes; creates no context.
+
+    Raises
+    ------
+    LaunchError
+        No driver, or no such device.
+    """
     kinds = driver.bindings().CUdevice_attribute
     handle = driver.call("cuDeviceGet", ordinal, what=f"cuda:{ordinal}")
 
@@ -88,17 +106,38 @@ def _read_device(ordinal: int) -> Device:
         kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(driver.call("cuDeviceGetAttribute", kind, handle, what=f"{name} of cuda:{ordinal}"))
 
-    name = driver.call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode()
-    capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
-    try:
-        arch = architecture_of(capability)
-    except PlanError as error:
-        raise LaunchError(f"cuda:{ordinal} ({name}): {error}. backend='reference' runs on any device.") from None
-    return Device(
+    return DeviceAttributes(
         ordinal=ordinal,
-        name=name,
-        arch=arch,
+        name=driver.call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode(),
+        compute_capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
         sm_count=attribute("MULTIPROCESSOR_COUNT"),
         max_dynamic_smem_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+    )
+
+
+def count_devices() -> int:
+    """Number of devices that the driver shows this process.
+
+    Raises
+    ------
+    LaunchError
+        No driver can be used.
+    """
+    return int(driver.call("cuDeviceGetCount"))
+
+
+def _read_device(ordinal: int) -> Device:
+    found = read_attributes(ordinal)
+    try:
+        arch = architecture_of(found.compute_capability)
+    except PlanError as error:
+        raise LaunchError(f"cuda:{ordinal} ({found.name}): {error}. backend='reference' runs on any device.") from None
+    handle = driver.call("cuDeviceGet", ordinal, what=f"cuda:{ordinal}")
+    return Device(
+        ordinal=ordinal,
+        name=found.name,
+        arch=arch,
+        sm_count=found.sm_count,
+        max_dynamic_smem_bytes=found.max_dynamic_smem_bytes,
         context=int(driver.call("cuDevicePrimaryCtxRetain", handle, what=f"cuda:{ordinal}")),
     )
