@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,16 @@ ROOT = Path(__file__).resolve().parents[1]
 def _run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
     """Run outside the checkout, with nothing of this process's Python paths; returns stdout."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "CAKEGEN"))}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1"} | variables
-    done = subprocess.run(
-        [str(part) for part in command], cwd=folder, env=environment, capture_output=True, text=True, timeout=180
-    )
+    return _run_in(environment | {"PYTHONDONTWRITEBYTECODE": "1"} | variables, command, folder).stdout
+
+
+def _run_in(
+    environment: dict[str, str], command: Sequence[str | Path], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    words = [str(part) for part in command]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,7 @@ def test_wheel_holds_every_template_export_and_generated_file(wheel: Path) -> No
         assert files
         assert {f"cakegen/_data/{path.relative_to(ROOT)}" for path in files} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "cakegen/review/page.html" in names
     assert not [name for name in names if name.startswith(("tests/", "templates/", "generated/"))]
 
 
@@ -94,3 +101,91 @@ def test_installed_wheel_exports_the_committed_tree_to_a_folder_of_the_user(envi
     committed = {p.relative_to(_tree("tiny_latent_moe")): p.read_bytes() for p in _tree("tiny_latent_moe").rglob("*.*")}
     written = tmp_path / "tiny_latent_moe"
     assert {p.relative_to(written): p.read_bytes() for p in written.rglob("*.*")} == committed
+
+
+# What lets root write where the mode of a folder forbids it.
+_PRIVILEGES = "-dac_override,-dac_read_search"
+
+
+@pytest.fixture
+def sealed(environment: Path) -> Iterator[tuple[Path, list[str]]]:
+    """The environment with every folder and file read-only, and what to run before a command to be bound by that."""
+    bound: list[str] = []
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("needs setpriv, since these tests run as root")
+        bound = ["setpriv", f"--bounding-set={_PRIVILEGES}", f"--inh-caps={_PRIVILEGES}"]
+    paths = [environment, *(path for path in environment.rglob("*") if not path.is_symlink())]
+    modes = {path: path.stat().st_mode for path in paths}
+    for path in paths:
+        path.chmod(modes[path] & ~0o222)
+    try:
+        yield environment, bound
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+
+def _only(**variables: str) -> dict[str, str]:
+    """An environment of nothing but the search path for programs."""
+    return {"PATH": os.environ["PATH"]} | variables
+
+
+def test_sealed_environment_can_not_be_written(sealed: tuple[Path, list[str]]) -> None:
+    """Else the tests below would prove nothing."""
+    environment, bound = sealed
+    done = subprocess.run([*bound, "touch", str(environment / "mark")], capture_output=True, text=True)
+    assert "Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list", "--export", "tiny_latent_moe"),
+        ("plan", "--stage", "front", "--tp", "8", "--tokens", "200"),
+        ("show", "tail_norm:e0@sm_90a", "--export", "tiny_latent_moe"),
+        ("compile", "tail_norm:e0@sm_90a", "--export", "tiny_latent_moe"),
+        ("doctor", "--export", "tiny_latent_moe"),
+        ("cache", "list"),
+    ],
+)
+def test_read_only_wheel_works_without_a_home(
+    sealed: tuple[Path, list[str]], tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """No HOME, no XDG variable, no writable site-packages; the cache's folder is the one thing that is given."""
+    environment, bound = sealed
+    settings = _only(CAKEGEN_NVRTC=str(load_nvrtc().path), CAKEGEN_CACHE_DIR=str(tmp_path / "cache"))
+    _run_in(settings, [*bound, environment / "bin" / "cakegen", *arguments], tmp_path)
+
+
+def test_read_only_wheel_compiles_where_nothing_at_all_can_be_written(
+    sealed: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """The default cache lies in a home that does not exist and can't be made: one warning, and the program."""
+    environment, bound = sealed
+    key = "tail_norm:e0@sm_90a"
+    settings = _only(CAKEGEN_NVRTC=str(load_nvrtc().path), HOME="/proc/none")
+    command = [*bound, environment / "bin" / "cakegen", "compile", key, "--export", "tiny_latent_moe"]
+    done = _run_in(settings, command, environment)
+    assert "1 of 1 programs: 1 compiled, 0 from the cache, 0 failed" in done.stdout
+    assert done.stderr.count("CacheWarning") == 1
+    assert "Set CAKEGEN_CACHE_DIR to a folder that can be written" in done.stderr
+
+
+def test_read_only_wheel_makes_and_takes_a_bundle_the_latter_without_a_compiler(
+    sealed: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    environment, bound = sealed
+    cakegen, key = environment / "bin" / "cakegen", "tail_norm:e0@sm_90a"
+    arguments = ["bundle", key, "--export", "tiny_latent_moe", "--out", tmp_path / "bundle"]
+    settings = _only(CAKEGEN_NVRTC=str(load_nvrtc().path), CAKEGEN_CACHE_DIR=str(tmp_path / "cache"))
+    _run_in(settings, [*bound, cakegen, *arguments], tmp_path)
+    without = _only(CAKEGEN_NVRTC=str(tmp_path / "none.so"), CAKEGEN_CACHE_DIR=str(tmp_path / "none"))
+    checked = _run_in(without, [*bound, cakegen, *arguments, "--check"], tmp_path)
+    assert "1 programs of tiny_latent_moe, whole" in checked.stdout
+    bundled = without | {"CAKEGEN_BUNDLE": str(tmp_path / "bundle")}
+    told = json.loads(
+        _run_in(bundled, [*bound, cakegen, "doctor", "--json", "--export", "tiny_latent_moe"], tmp_path).stdout
+    )
+    states = {finding["topic"]: finding["state"] for finding in told["findings"]}
+    assert (states["nvrtc"], states["bundle"]) == ("absent", "ok")
