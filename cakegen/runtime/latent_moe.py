@@ -259,19 +259,6 @@ class LatentMoe:
         routes = [self._route(opened, *request) for request in requests]
         return tuple(dict.fromkeys(launch.key for route in routes for launch in route.plan.launches))
 
-    def workspace_elems(
-        self, device: torch.device | str | int, stage: str, tp: int, tokens: int, partials: int = 1
-    ) -> int:
-        """fp32 elements of partials that a request keeps; loads its programs, since the plan depends on them.
-
-        Raises
-        ------
-        CakeError
-            As `prepare_front`.
-        """
-        opened = self._open(_ordinal(torch.device(device)))
-        return plan_partials(self._route(opened, stage, tp, tokens, partials).plan)
-
     def wait_record(self, device: torch.device | str | int) -> WaitRecord:
         """The wait record of a device, to set the wait limit or the chaos seed; allocated if it was not."""
         return open_control(self._open(_ordinal(torch.device(device)))).wait_record

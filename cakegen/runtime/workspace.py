@@ -28,6 +28,8 @@ class Workspace:
         A CUDA device.
     """
 
+    _grows_in_capture = False
+
     def __init__(self, device: torch.device | str | int) -> None:
         chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if chosen.type != "cuda":
@@ -36,13 +38,6 @@ class Workspace:
         self._lock = threading.Lock()
         self._partials: torch.Tensor | None = None
         self._stream: int | None = None
-
-    @classmethod
-    def over(cls, partials: torch.Tensor) -> Workspace:
-        """A workspace of fp32 elements that the caller allocated, such as a temporary of one call."""
-        workspace = cls(partials.device)
-        workspace._partials = partials
-        return workspace
 
     @property
     def bytes(self) -> int:
@@ -59,7 +54,7 @@ class Workspace:
         """
         with self._lock:
             if self._partials is None or self._partials.numel() < elems:
-                if driver.is_capturing():
+                if not self._grows_in_capture and driver.is_capturing():
                     raise LaunchError(
                         f"workspace of {self.device}: {elems * FP32_BYTES} bytes of fp32 partials are needed, "
                         f"{self.bytes} are there, and the current stream is being captured, where nothing can be "
@@ -90,6 +85,17 @@ class Workspace:
                     f"{stream:#x} would overwrite them. Make a Workspace for each stream, or synchronise between them."
                 )
             self._stream = stream
+
+
+class CallWorkspace(Workspace):
+    """fp32 partials of one call: a temporary of torch's allocator, inside a capture from the graph's own pool."""
+
+    _grows_in_capture = True
+
+    @property
+    def address(self) -> int:
+        """Device address of the partials; 0 where the call keeps none."""
+        return 0 if self._partials is None else self._partials.data_ptr()
 
 
 _shared_lock = threading.Lock()

@@ -41,6 +41,7 @@ BLOCKED = """
     from cakegen.runtime import driver
 
     assert driver.bindings.cache_info().misses == 0, "the import asked for the driver"
+    assert not {"cakegen.runtime.operators", "cakegen.runtime.projections"} & set(sys.modules)
     moe = LatentMoe(Registry(Path("."), "tiny", tiny_model(), {}, {}, {}))
     operands = front_operands(moe.model, 2, 3)
     moe.front(**operands, backend="reference")

@@ -6,7 +6,6 @@ import ctypes
 from typing import Any
 
 import pytest
-import torch
 from models import tiny_model
 from runtime_fakes import FakeTensor, Machine
 from runtime_operands import front_operands, tail_operands
@@ -19,7 +18,7 @@ from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe, Workspace, control
 from cakegen.runtime.device import open_device
 from cakegen.runtime.runner import ProgramRunner, plan_partials
-from cakegen.runtime.workspace import stream_workspace
+from cakegen.runtime.workspace import CallWorkspace, stream_workspace
 
 MODEL = tiny_model()
 TP = 2
@@ -180,11 +179,13 @@ def test_same_stream_asks_the_driver_nothing(machine: Machine) -> None:
     assert machine.driver.calls == []
 
 
-def test_workspace_over_memory_of_the_caller_uses_it_and_grows_past_it(machine: Machine) -> None:
-    partials = FakeTensor(torch.empty(8), 0)
-    workspace = Workspace.over(partials)  # type: ignore[arg-type]
-    assert workspace.reserve(8) is partials
-    assert workspace.reserve(9) is not partials
+def test_workspace_of_a_call_allocates_in_a_capture_too(machine: Machine) -> None:
+    workspace = CallWorkspace(0)
+    assert (workspace.address, workspace.bytes) == (0, 0)
+    machine.capturing = True
+    assert workspace.reserve(8).data_ptr() == workspace.address != 0
+    assert workspace.reserve(4).numel() == 8
+    assert workspace.bytes == 32
 
 
 def test_capture_is_not_checked_and_leaves_the_stream_as_it_was(machine: Machine) -> None:

@@ -1,0 +1,232 @@
+"""The front and the tail as torch operators: for torch.compile, CUDA-graph trees and torch.export.
+
+Importing this module defines those of the published export; `define_operators` defines another export's. Imports torch
+and the rest of this package, which does not import it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cakegen.errors import LaunchError
+from cakegen.runtime import driver, kimi_k3_latent_moe
+from cakegen.runtime.latent_moe import LatentMoe
+from cakegen.runtime.runner import ProgramRunner, Runner
+from cakegen.runtime.workspace import FP32_BYTES, CallWorkspace
+
+NAMESPACE = "cakegen"
+MOST_RUNNERS = 2048
+"""Prepared calls that an export's operators keep: front and tail of 64 layers at 16 token counts."""
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operators of one export.
+
+    `front(x, gate_weight, down_weight, shared_gate_up_weight)` returns new `(logits, latent, shared_act)`;
+    `tail(routed, norm_weight, up_weight, shared_act, shared_down_weight, tp=, rank=)` returns new `(y, out)`. The
+    `_out` variants take the outputs as keywords (`y_workspace` for y), write them and return nothing. Shapes are those
+    of `LatentMoe.prepare_front` and `prepare_tail`. On CUDA tensors generated programs run, on CPU tensors the torch
+    reference.
+    """
+
+    front: Any
+    front_out: Any
+    tail: Any
+    tail_out: Any
+
+
+class PreparedCalls:
+    """Runners by all that their launches depend on: addresses, shapes, strides, and the stream.
+
+    They keep no tensor alive: a call that finds its runner brings live operands at the same addresses. Two calls that
+    share a runner share its outputs, so they can't run at once anyway. fp32 partials are a temporary of each call, from
+    torch's allocator: the layers of a stream pass the same memory on, two streams never share it, and a graph's
+    partials are in the graph's own pool.
+
+    Parameters
+    ----------
+    most
+        Runners to keep; the one that was not used for longest is dropped.
+    """
+
+    def __init__(self, most: int = MOST_RUNNERS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        # with the number of partials that a runner was bound to, and their address
+        self._kept: OrderedDict[tuple[Any, ...], tuple[Runner, int, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def run(self, prepare: Callable[..., Runner], operands: Tensors, options: dict[str, Any]) -> None:
+        """Run a call on torch's current stream.
+
+        Parameters
+        ----------
+        prepare
+            `LatentMoe.prepare_front` or `prepare_tail`.
+        operands, options
+            Its arguments; those of the options that are tensors are operands too.
+        """
+        device = operands[0].device
+        stream = driver.current_stream(device.index)
+        key = (prepare, stream, *options, *map(_identity, (*operands, *options.values())))
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+        workspace = CallWorkspace(device)
+        if kept is not None:
+            runner, partials, address = kept
+            if partials:
+                workspace.reserve(partials)
+            if workspace.address == address:
+                runner()
+                return
+        runner = prepare(*operands, **options, workspace=workspace)
+        runner()
+        if isinstance(runner, ProgramRunner):
+            self._keep(key, runner, workspace)
+
+    def _keep(self, key: tuple[Any, ...], runner: ProgramRunner, workspace: CallWorkspace) -> None:
+        runner.release_operands()
+        with self._lock:
+            self._kept[key] = (runner, workspace.bytes // FP32_BYTES, workspace.address)
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+
+
+def _identity(value: Any) -> Any:
+    """All that a launch depends on of an operand; a number is itself."""
+    if isinstance(value, int):
+        return value
+    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+
+
+_FRONT_INPUTS = "Tensor x, Tensor gate_weight, Tensor down_weight, Tensor shared_gate_up_weight"
+_TAIL_INPUTS = (
+    "Tensor routed, Tensor norm_weight, Tensor up_weight, Tensor shared_act, Tensor shared_down_weight, *, int tp, "
+    "int rank"
+)
+# torch must hand over the strides that the fake kernels saw: an activation's rows may be pitched, a weight's not
+_TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),)
+
+_defined_lock = threading.Lock()
+_defined: dict[str, tuple[LatentMoe, Operators, Any]] = {}
+
+
+def define_operators(moe: LatentMoe) -> Operators:
+    """The operators `cakegen::<export>_front` and `_tail` with their `out` overloads, defined at first use.
+
+    Raises
+    ------
+    LaunchError
+        Those of the export are defined over another `LatentMoe`: torch knows an operator by its name alone.
+    """
+    export = moe.registry.export
+    with _defined_lock:
+        if export not in _defined:
+            library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+            calls = PreparedCalls()
+            _define_front(library, f"{export}_front", moe, calls)
+            _define_tail(library, f"{export}_tail", moe, calls)
+            packets = getattr(torch.ops, NAMESPACE)
+            front, tail = getattr(packets, f"{export}_front"), getattr(packets, f"{export}_tail")
+            _defined[export] = moe, Operators(front.default, front.out, tail.default, tail.out), library
+        owner, operators, _ = _defined[export]
+    if owner is not moe:
+        raise LaunchError(
+            f"{NAMESPACE}::{export}_front is defined over another LatentMoe of this export, and torch knows an "
+            "operator by its name alone. Share one LatentMoe (kimi_k3_latent_moe() for the published export)."
+        )
+    return operators
+
+
+def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls) -> None:
+    dims = moe.model.dims
+
+    def allocate(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+        tokens = x.shape[0]
+        return (
+            x.new_empty(tokens, dims.experts, dtype=torch.float32),
+            x.new_empty(tokens, dims.latent, dtype=torch.bfloat16),
+            x.new_empty(tokens, weight.shape[0] // 2, dtype=torch.bfloat16),
+        )
+
+    def launch(*inputs: torch.Tensor, **outputs: torch.Tensor) -> None:
+        calls.run(moe.prepare_front, inputs, outputs)
+
+    def compute(*inputs: torch.Tensor, **outputs: torch.Tensor) -> None:
+        moe.front(*inputs, **outputs, backend="reference")
+
+    def functional(run: Callable[..., None]) -> Callable[..., Tensors]:
+        def front(*inputs: torch.Tensor) -> Tensors:
+            logits, latent, shared_act = outputs = allocate(inputs[0], inputs[3])
+            run(*inputs, logits=logits, latent=latent, shared_act=shared_act)
+            return outputs
+
+        return front
+
+    library.define(f"{name}({_FRONT_INPUTS}) -> (Tensor logits, Tensor latent, Tensor shared_act)", tags=_TAGS)
+    outputs = "Tensor(a!) logits, Tensor(b!) latent, Tensor(c!) shared_act"
+    library.define(f"{name}.out({_FRONT_INPUTS}, *, {outputs}) -> ()", tags=_TAGS)
+    _implement(library, name, functional, launch, compute, lambda *inputs: allocate(inputs[0], inputs[3]))
+
+
+def _define_tail(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls) -> None:
+    dims = moe.model.dims
+
+    def allocate(routed: torch.Tensor) -> Tensors:
+        tokens = routed.shape[1]
+        return routed.new_empty(tokens, dims.latent), routed.new_empty(tokens, dims.hidden)
+
+    def launch(*inputs: torch.Tensor, **options: Any) -> None:
+        calls.run(moe.prepare_tail, inputs, options)
+
+    def compute(*inputs: torch.Tensor, **options: Any) -> None:
+        moe.tail(*inputs, **options, backend="reference")
+
+    def functional(run: Callable[..., None]) -> Callable[..., Tensors]:
+        def tail(*inputs: torch.Tensor, tp: int, rank: int) -> Tensors:
+            y, out = outputs = allocate(inputs[0])
+            run(*inputs, out=out, tp=tp, rank=rank, y_workspace=y)
+            return outputs
+
+        return tail
+
+    library.define(f"{name}({_TAIL_INPUTS}) -> (Tensor y, Tensor out)", tags=_TAGS)
+    library.define(f"{name}.out({_TAIL_INPUTS}, Tensor(a!) y_workspace, Tensor(b!) out) -> ()", tags=_TAGS)
+    _implement(library, name, functional, launch, compute, lambda *inputs, tp, rank: allocate(inputs[0]))
+
+
+def _implement(
+    library: Any,
+    name: str,
+    functional: Callable[[Callable[..., None]], Callable[..., Tensors]],
+    launch: Callable[..., None],
+    compute: Callable[..., None],
+    fake: Callable[..., Tensors],
+) -> None:
+    """Both overloads of an operator for CUDA, for CPU, and for tensors without values.
+
+    Defined through `Library`, not `torch.library.custom_op`, whose wrappers cost each call several microseconds.
+    """
+    for run, key in ((launch, "CUDA"), (compute, "CPU")):
+        library.impl(name, functional(run), key)
+        library.impl(f"{name}.out", run, key)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}.out", lambda *inputs, **outputs: None, lib=library)
+
+
+KIMI_K3 = define_operators(kimi_k3_latent_moe())
+"""`torch.ops.cakegen.kimi_k3_latent_moe_front` and `_tail`, with their `out` overloads."""
