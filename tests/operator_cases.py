@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -10,18 +9,16 @@ from models import tiny_model
 from runtime_operands import front_operands, tail_operands
 
 from cakegen.model import ModelDims
-from cakegen.registry import load_registry
-from cakegen.runtime import LatentMoe
+from cakegen.runtime import LatentMoe, shared_latent_moe
 from cakegen.runtime.operators import Operators, define_operators
 
 FRONT_OUTPUTS = ("logits", "latent", "shared_act")
 TAIL_OUTPUTS = ("y_workspace", "out")
 
 
-@functools.cache
 def tiny_latent_moe() -> LatentMoe:
     """The committed tiny export."""
-    return LatentMoe(load_registry("tiny_latent_moe"))
+    return shared_latent_moe("tiny_latent_moe")
 
 
 def tiny_operators() -> Operators:

@@ -24,13 +24,19 @@ __all__ = [
     "kimi_k3_latent_moe_tail",
     "prepare_kimi_k3_latent_moe_front",
     "prepare_kimi_k3_latent_moe_tail",
+    "shared_latent_moe",
 ]
 
 
 @functools.cache
+def shared_latent_moe(export: str) -> LatentMoe:
+    """The one `LatentMoe` of an export that a process shares, and with it the loaded programs."""
+    return LatentMoe(load_registry(export))
+
+
 def kimi_k3_latent_moe() -> LatentMoe:
-    """The published export; the functions below share it, and with it the loaded programs."""
-    return LatentMoe(load_registry("kimi_k3_latent_moe"))
+    """The published export, as the functions below use it."""
+    return shared_latent_moe("kimi_k3_latent_moe")
 
 
 def prepare_kimi_k3_latent_moe_front(

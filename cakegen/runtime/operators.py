@@ -147,7 +147,7 @@ def define_operators(moe: LatentMoe) -> Operators:
     if owner is not moe:
         raise LaunchError(
             f"{NAMESPACE}::{export}_front is defined over another LatentMoe of this export, and torch knows an "
-            "operator by its name alone. Share one LatentMoe (kimi_k3_latent_moe() for the published export)."
+            "operator by its name alone. Use shared_latent_moe(export) everywhere."
         )
     return operators
 

@@ -140,7 +140,7 @@ class LatentMoeProjections(torch.nn.Module):
         return logits, latent, shared_act
 
     def tail(self, routed: torch.Tensor, shared_act: torch.Tensor) -> torch.Tensor:
-        """Routed `[P, T, latent]` or `[T, latent]` -> this rank's `out [T, hidden]` bf16, to be summed over the ranks."""
+        """Routed `[P, T, latent]` or `[T, latent]` bf16 -> this rank's `out [T, hidden]`, to be summed over ranks."""
         partials = routed.unsqueeze(0) if routed.dim() == 2 else routed
         weights = (self.norm_weight, self.up_weight, shared_act, self.shared_down_weight)
         _, out = self._tail(partials, *weights, tp=self.tp, rank=self.rank)
