@@ -208,6 +208,9 @@ class FakeTensor:
         self.device = torch.device("cuda", ordinal)
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
+    def new_empty(self, *shape: int, **options: Any) -> FakeTensor:
+        return FakeTensor(self._tensor.new_empty(*shape, **options), self.device.index)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tensor, name)
 

@@ -84,14 +84,16 @@ class PreparedCalls:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
-        workspace = CallWorkspace(device)
+        workspace = None
         if kept is not None:
             runner, partials, address = kept
             if partials:
+                workspace = CallWorkspace(device)
                 workspace.reserve(partials)
-            if workspace.address == address:
+            if workspace is None or workspace.address == address:
                 runner()
                 return
+        workspace = workspace or CallWorkspace(device)
         runner = prepare(*operands, **options, workspace=workspace)
         runner()
         if isinstance(runner, ProgramRunner):
@@ -107,10 +109,10 @@ class PreparedCalls:
 
 
 def _identity(value: Any) -> Any:
-    """All that a launch depends on of an operand; a number is itself."""
+    """All that a launch depends on of an operand, whose address also tells its device; a number is itself."""
     if isinstance(value, int):
         return value
-    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 _FRONT_INPUTS = "Tensor x, Tensor gate_weight, Tensor down_weight, Tensor shared_gate_up_weight"

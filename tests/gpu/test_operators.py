@@ -96,9 +96,17 @@ def test_torch_accepts_the_operators_on_a_device(ops: Operators, tokens: int) ->
     torch.library.opcheck(ops.tail_out, inputs, {**options, **tail})
 
 
-@needs_inductor
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_layers_equal_eager_ones(ops: Operators, device: torch.device, tokens: int, mode: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"backend": "cudagraphs"}, id="cudagraphs"),
+        pytest.param({"mode": "default"}, id="inductor", marks=needs_inductor),
+        pytest.param({"mode": "reduce-overhead"}, id="reduce-overhead", marks=needs_inductor),
+    ],
+)
+def test_compiled_layers_equal_eager_ones(
+    ops: Operators, device: torch.device, tokens: int, options: dict[str, str]
+) -> None:
     """Two layers in one compiled graph; as CUDA-graph trees it warms up, is recorded, and then replayed."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -109,7 +117,7 @@ def test_compiled_layers_equal_eager_ones(ops: Operators, device: torch.device, 
             x = x + layer(x, two_partials)
         return x
 
-    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    compiled = torch.compile(model, fullgraph=True, **options)
     with torch.inference_mode():
         for seed in range(5):
             make = torch.Generator(device).manual_seed(seed)

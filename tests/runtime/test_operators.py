@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -241,6 +242,34 @@ def test_split_call_has_partials_of_its_own_and_is_bound_again_where_they_moved(
     assert front.prepared == 2
     assert len(front.calls) == 1
     assert len(machine.driver.launches) == 3
+
+
+def test_kernels_for_cuda_tensors_launch_into_new_outputs_and_into_the_callers(
+    machine: Machine, tiny_registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch's dispatcher calls, read from a library that only notes it."""
+    kernels: dict[str, Any] = {}
+    library = SimpleNamespace(
+        define=lambda schema, tags: None, impl=lambda name, kernel, key: kernels.update({(name, key): kernel})
+    )
+    monkeypatch.setattr(torch.library, "register_fake", lambda *arguments, **options: None)
+    moe, calls = LatentMoe(tiny_registry), PreparedCalls()
+    operators._define_front(library, "front", moe, calls)
+    operators._define_tail(library, "tail", moe, calls)
+
+    def on_gpu(operands: dict[str, Any], *outputs: str) -> tuple[list[Any], dict[str, Any]]:
+        placed: dict[str, Any] = {name: FakeTensor(tensor) for name, tensor in operands.items()}
+        return [placed[name] for name in placed if name not in outputs], {name: placed[name] for name in outputs}
+
+    inputs, outputs = on_gpu(front_operands(MODEL, TP, 5), "logits", "latent", "shared_act")
+    results = kernels["front", "CUDA"](*inputs)
+    assert [(value.shape, value.dtype) for value in results] == [(v.shape, v.dtype) for v in outputs.values()]
+    assert kernels["front.out", "CUDA"](*inputs, **outputs) is None
+    inputs, outputs = on_gpu(tail_operands(MODEL, TP, 64), "y_workspace", "out")
+    y, out = kernels["tail", "CUDA"](*inputs, tp=TP, rank=RANK)
+    assert [y.shape, out.shape] == [(64, 512), (64, 512)]
+    kernels["tail.out", "CUDA"](*inputs, tp=TP, rank=RANK, **outputs)
+    assert len(calls) == len(machine.driver.launches) == 4
 
 
 def test_cold_call_in_a_capture_is_refused_before_the_driver(machine: Machine, tiny_registry: Registry) -> None:
