@@ -15,6 +15,7 @@ from serving_page import run_page
     reason="torch.compile on a GPU needs triton and a C compiler",
 )
 def test_serving_page_runs_on_a_device() -> None:
+    pytest.importorskip("rich")
     torch.manual_seed(0)
     names = run_page("cuda")
     assert bool(names["out"].isfinite().all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import threading
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -213,6 +214,30 @@ def test_least_recently_used_runner_is_dropped(machine: Machine, tiny_registry: 
     for tensor in (first, second, first, third, first):
         front.run(logits=tensor)
     assert front.prepared == 3
+
+
+def test_eight_threads_prepare_each_call_once(machine: Machine, tiny_registry: Registry) -> None:
+    front, failures = Front(machine, tiny_registry), []
+    start = threading.Barrier(8)
+
+    def work(logits: torch.Tensor) -> None:
+        try:
+            start.wait(10)
+            for _ in range(50):
+                front.run(logits=logits)
+        except Exception as error:
+            failures.append(error)
+
+    outputs = [torch.empty_like(front.tensors["logits"]) for _ in range(8)]
+    threads = [threading.Thread(target=work, args=(output,)) for output in outputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert (len(front.calls), len(machine.driver.launches)) == (8, 400)
+    prepared = sorted(launch.pointers for launch in machine.driver.launches)
+    assert len(set(prepared)) == 8
 
 
 def test_no_tokens_keep_no_runner(machine: Machine, tiny_registry: Registry) -> None:
