@@ -84,9 +84,11 @@ PREFILL_SM90 = HopperPrefillRules(
 
 FAMILIES = (
     Family(name="decode", arch_family="sm90", template="kernels/sm90/decode.cu"),
-    Family(name="tail_norm", arch_family="sm90", template="kernels/sm90/tail_norm.cu"),
+    Family(name="tail_norm", arch_family="sm90", template="kernels/tail_norm.cu"),
     Family(name="front_gemm", arch_family="sm90", template="kernels/sm90/front_gemm.cu"),
     Family(name="tail_gemm", arch_family="sm90", template="kernels/sm90/tail_gemm.cu"),
+    Family(name="decode", arch_family="sm100", template="kernels/sm100/decode.cu"),
+    Family(name="tail_norm", arch_family="sm100", template="kernels/tail_norm.cu"),
 )
 
 # What the small model changes, so that it reaches the forms of the large one. Token limits and ring depths stay: they
@@ -112,13 +114,13 @@ TINY_PREFILL_SM90_CHANGES: dict[str, int] = {
 # every way to cut. The other counts are the products' own.
 TINY_TARGETS = (
     Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(3, 6, 78, 114, 132)),
-    Target(arch="sm_100a", tp_degrees=(1, 4, 8), sm_counts=(8, 10, 148, 152)),
-    Target(arch="sm_103a", tp_degrees=(1, 4, 8), sm_counts=(8, 10, 148, 152)),
+    Target(arch="sm_100a", tp_degrees=(1, 4, 8), sm_counts=(3, 6, 8, 10, 148, 152)),
+    Target(arch="sm_103a", tp_degrees=(1, 4, 8), sm_counts=(3, 6, 8, 10, 148, 152)),
 )
 
 
 def kimi_k3_model() -> Model:
-    """The product's model: every TP degree on Hopper, 1 and 8 where only the planner exists."""
+    """The product's model, at every TP degree on each architecture."""
     return Model(
         name="kimi_k3_latent_moe",
         dims=ModelDims(
@@ -134,8 +136,8 @@ def kimi_k3_model() -> Model:
         max_partials=64,
         targets=(
             Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(32, 78, 114, 132)),
-            Target(arch="sm_100a", tp_degrees=(1, 8), sm_counts=(148, 152)),
-            Target(arch="sm_103a", tp_degrees=(1, 8), sm_counts=(148, 152)),
+            Target(arch="sm_100a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(148, 152)),
+            Target(arch="sm_103a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(148, 152)),
         ),
         families=FAMILIES,
         decode=DECODE,

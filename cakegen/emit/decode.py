@@ -1,10 +1,11 @@
 """Decode and norm forms -> program specifications. Pure; every count comes from the plan's records.
 
-The constants are the `struct Cfg` of the Hopper templates (`templates/kernels/sm90`).
+The constants are the `struct Cfg` of the templates below `templates/kernels`.
 """
 
 from __future__ import annotations
 
+from cakegen.emit.decode_warps import WarpRoles, tensor_memory_constants, warp_roles
 from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
@@ -21,9 +22,6 @@ from cakegen.plan.smem import (
 from cakegen.registry import LaunchRecord, TensorMapEntry
 
 WARP_THREADS = 32
-MMA_WARPS = 4
-NORM_WARPS = 3
-"""With 8 warps a thread may have 255 registers; with 9 only 168, and a row of the norm does not fit."""
 MBARRIER_BYTES = 8
 VECTOR_ELEMS = 8
 MAX_VECTORS_PER_LANE = 20
@@ -40,16 +38,17 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     """
     model = model.for_family(arch_family)
     smem = decode_smem(form, model)
-    barriers = _barriers(form)
+    warps = warp_roles(form, arch_family)
+    barriers = _barriers(form, arch_family)
     tail = form.stage == "tail"
     constants = (
-        *_thread_constants(form),
+        *_thread_constants(form, warps),
         *_tile_constants(model, form),
-        *(_tail_constants(model, form) if tail else _front_constants(model, form, smem)),
+        *(_tail_constants(model, form, warps) if tail else _front_constants(model, form, smem)),
         *_smem_constants(model, form, smem),
+        *(tensor_memory_constants(model, form, smem) if arch_family == "sm100" else ()),
         *barrier_constants(barriers, model.decode.barrier_bytes, model.name),
     )
-    num_warps = MMA_WARPS + 1 + (NORM_WARPS if form.fused_norm else 0)
     return ProgramSpec(
         export=model.name,
         role=f"decode_{form.stage}",
@@ -61,7 +60,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
         tensor_maps=_tail_maps(model, form) if tail else _front_maps(model, form),
         barriers=barriers,
         launch=LaunchRecord(
-            block=(num_warps * WARP_THREADS, 1, 1),
+            block=(warps.count * WARP_THREADS, 1, 1),
             cluster=(form.cluster_ctas, 1, 1),
             cooperative=form.needs_residency,
             programmatic=False,
@@ -135,12 +134,11 @@ def _summary(form: DecodeForm) -> str:
     )
 
 
-def _thread_constants(form: DecodeForm) -> tuple[Constant, ...]:
-    producer = MMA_WARPS + (NORM_WARPS if form.fused_norm else 0)
+def _thread_constants(form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...]:
     return (
-        Constant("kNumThreads", (producer + 1) * WARP_THREADS, "MMA warps, norm warps if fused, a producer warp"),
-        Constant("kProducerWarp", producer, "index of the producer warp"),
-        Constant("kMmaBarrier", 1, "named barrier of the MMA warps"),
+        Constant("kNumThreads", warps.count * WARP_THREADS, warps.comment),
+        Constant("kProducerWarp", warps.producer, "index of the producer warp"),
+        Constant("kMmaBarrier", 1, f"named barrier of the {warps.finishers}"),
         Constant("kClusterCtas", form.cluster_ctas, "CTAs that share a weight tile and split its K"),
         Constant("kGridCtas", form.grid_ctas, "CTAs of the launch"),
     )
@@ -180,7 +178,7 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[
     )
 
 
-def _tail_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
+def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...]:
     shares = unit_shares(form)
     constants: tuple[Constant, ...] = (
         Constant("kRank0DownChunks", shares[0].k2_count, "shared-down chunks of rank 0"),
@@ -200,11 +198,11 @@ def _tail_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
         return constants
     if form.resident_b:
         constants += (Constant("kUpCols", form.k1_cols, "columns of this rank's latent slice"),)
-    warps = (
-        Constant("kNormWarps", NORM_WARPS, "warps that normalise rows"),
+    norm = (
+        Constant("kNormWarps", warps.norm, "warps that normalise rows"),
         Constant("kNormBarrier", 2, "named barrier of the norm warps"),
     )
-    return constants + warps + _norm_constants(model)
+    return constants + norm + _norm_constants(model)
 
 
 def _norm_constants(model: Model) -> tuple[Constant, ...]:
@@ -251,11 +249,12 @@ def _smem_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[C
     return constants
 
 
-def _barriers(form: DecodeForm) -> tuple[tuple[str, int], ...]:
+def _barriers(form: DecodeForm, arch_family: str) -> tuple[tuple[str, int], ...]:
     ring = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
     pair = (("partner_sum", 1), ("ring_drained", 1))
-    norm = (("rows_issued", 1), ("rows_arrived", 1), ("y_resident", 1), ("rows_staged", 1))
-    return (*ring, *pair, *norm) if form.fused_norm else (*ring, *pair)
+    sums = (("sums_full", 1),) if arch_family == "sm100" else ()
+    norm = (("rows_issued", 1), ("rows_arrived", 1), ("y_resident", 1), ("rows_staged", 1)) if form.fused_norm else ()
+    return (*ring, *pair, *sums, *norm)
 
 
 def barrier_constants(barriers: tuple[tuple[str, int], ...], reserved_bytes: int, where: str) -> tuple[Constant, ...]:

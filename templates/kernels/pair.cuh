@@ -1,9 +1,17 @@
 // ---- shared by the decode programs: accumulators, the pair's sum, staged stores ----
 
+//% if spec.arch_family == "sm90"
 // Accumulators of one thread: two 64-row halves of the weight tile (a shared tile: gate rows, then up rows).
 using Accumulators = float[2][Cfg::kNPad / 2];
 
 // The warpgroup's position inside the tile: fixes which accumulator is which output (see wgmma_m64_k16).
+//% else
+// Accumulators of one thread: two groups of 16 weight rows of its warp, one after the other (a shared tile: 16 gate
+// rows and their up rows).
+using Accumulators = float[2][Cfg::kNPad / 2];
+
+// The thread's position in the tile: fixes which accumulator is which output (see tensor_memory_load_16x256b).
+//% endif
 struct Fragment {
     u32 thread;  // 0 to 127
     u32 warp;    // 0 to 3

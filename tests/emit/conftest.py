@@ -23,12 +23,14 @@ PARTS = {
     "device/common.cuh": '#pragma once\n/*% include "device/base.cuh" %*/\n',
     "device/base.cuh": "using u32 = unsigned int;\n",
     "device/sm90.cuh": "#pragma once\nusing u64 = unsigned long long;\n",
+    "device/sm100.cuh": "#pragma once\nusing u64 = unsigned long long;\n",
     "host/common.cuh": "#pragma once\n#include <cuda.h>\n",
     "host/binding.cu": '#include "${host_common | file_name}"\nint run_${spec.name | ident}() { return 0; }\n',
     "kernels/sm90/decode.cu": KERNEL,
+    "kernels/sm100/decode.cu": KERNEL,
     "kernels/sm90/front_gemm.cu": KERNEL,
     "kernels/sm90/tail_gemm.cu": KERNEL,
-    "kernels/sm90/tail_norm.cu": KERNEL.replace('#include "${device_family | file_name}"\n', ""),
+    "kernels/tail_norm.cu": KERNEL.replace('#include "${device_family | file_name}"\n', ""),
 }
 
 

@@ -25,6 +25,8 @@ from cakegen.plan import plan_route
 from cakegen.registry import load_registry
 from cakegen.spec import parse_export
 
+PREAMBLES = ("device_common", "device_sm90", "device_sm100", "host_common")
+
 
 @pytest.fixture(scope="module")
 def tiny_tree() -> dict[str, str]:
@@ -52,7 +54,7 @@ def test_every_program_is_a_pair_beside_one_copy_of_each_preamble(tiny_tree: dic
     folder = "csrc/cake_tiny_latent_moe"
     names = program_names(tiny_tree)
     expected = {f"{folder}/{name}_{half}.cu" for name in names for half in ("kernel", "binding")}
-    expected |= {f"{folder}/cake_tiny_latent_moe_{p}.cuh" for p in ("device_common", "device_sm90", "host_common")}
+    expected |= {f"{folder}/cake_tiny_latent_moe_{p}.cuh" for p in PREAMBLES}
     assert set(tiny_tree) == expected | {"cake_jit.py", "README.md"}
     for name in expected:
         for included in included_files(tiny_tree[name]):

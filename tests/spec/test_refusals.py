@@ -143,6 +143,7 @@ def test_slice_that_a_tensor_map_can_not_address_is_refused(tmp_path: Path) -> N
         tiny,
         dims=dataclasses.replace(tiny.dims, latent=128, shared_intermediate=4096),
         targets=(Target("sm_90a", (1, 32), (132,)),),
+        families=tuple(family for family in tiny.families if family.arch_family == "sm90"),
     )
     message = refusal(tmp_path, model_toml(model))
     assert "TP 32 leaves 4 columns of model.latent = 8 bytes a row" in message

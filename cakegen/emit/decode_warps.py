@@ -1,0 +1,91 @@
+"""Which warp of a decode CTA does what, by architecture family, and what Blackwell adds: sums in tensor memory. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cakegen.arch import ARCHITECTURES
+from cakegen.emit.program import Constant
+from cakegen.errors import EmitError
+from cakegen.model import Model
+from cakegen.plan.records import DecodeForm
+from cakegen.plan.smem import DecodeSmem
+
+_MIN_COLUMNS = 32
+# of the flag words, those of a chaos build come first
+_TENSOR_BASE_WORD_BYTES = 8
+
+
+@dataclass(frozen=True)
+class WarpRoles:
+    """The warps of a decode CTA.
+
+    Parameters
+    ----------
+    count
+        Warps of the CTA.
+    producer
+        Index of the warp that issues the copies.
+    norm
+        Warps that normalise rows where the norm is fused.
+    finishers
+        What the four warps are called that finish and store the sums.
+    comment
+        The roles in warp order.
+    """
+
+    count: int
+    producer: int
+    norm: int
+    finishers: str
+    comment: str
+
+
+def warp_roles(form: DecodeForm, arch_family: str) -> WarpRoles:
+    """The roles of a form's warps.
+
+    Hopper keeps the sums in the registers of the four warps that multiply, so three more normalise: with 8 warps a
+    thread may have 255 registers, with 9 only 168, and a row of the norm does not fit. On Blackwell one thread issues
+    every product, and four epilogue warps normalise until the sums are complete.
+    """
+    if arch_family == "sm100":
+        return WarpRoles(6, 4, 4, "epilogue warps", "four epilogue warps, the producer warp, the MMA warp")
+    norm = 3 if form.fused_norm else 0
+    return WarpRoles(4 + norm + 1, 4 + norm, 3, "MMA warps", "MMA warps, norm warps if fused, a producer warp")
+
+
+def tensor_memory_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
+    """Where the sums lie in tensor memory; a column holds one token's, a lane one weight row's.
+
+    Raises
+    ------
+    EmitError
+        More CTAs fit an SM by their shared memory than its tensor memory can serve: one of them would wait for columns
+        while others wait for it.
+    """
+    width = max(_MIN_COLUMNS, form.n_pad)
+    columns = width if form.stage == "tail" else 2 * width
+    _refuse_shared_columns(model, form, columns, smem.total_bytes)
+    word = smem.flags_offset + _TENSOR_BASE_WORD_BYTES
+    constants: tuple[Constant, ...] = (
+        Constant("kTensorColumns", columns, "columns of tensor memory, a power of two from 32 on"),
+        Constant("kTensorBaseOffset", word, "byte offset of the word that holds their address"),
+    )
+    if form.stage == "front":
+        constants += (Constant("kUpColumn", width, "first column of a shared tile's up sums"),)
+    if form.cluster_ctas == 2:
+        late = Constant("kDeferredClusterWait", form.wide_wait, "only the epilogue waits for the partner's start")
+        constants += (late,)
+    return constants
+
+
+def _refuse_shared_columns(model: Model, form: DecodeForm, columns: int, smem_bytes: int) -> None:
+    arch = next(arch for arch in ARCHITECTURES.values() if arch.family == "sm100")
+    system_bytes = arch.smem_per_sm_bytes - arch.max_dynamic_smem_bytes
+    ctas = arch.smem_per_sm_bytes // (smem_bytes + system_bytes)
+    if ctas * columns > arch.tensor_memory_cols:
+        raise EmitError(
+            f"{model.name}: decode {form.stage} TP {form.tp} n_pad={form.n_pad}: {arch.smem_per_sm_bytes} bytes of "
+            f"shared memory hold {ctas} CTAs of {smem_bytes}, which need {ctas} * {columns} columns of tensor memory; "
+            f"an SM has {arch.tensor_memory_cols}. Raise decode.max_stages, so that fewer CTAs share an SM."
+        )

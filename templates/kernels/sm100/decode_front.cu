@@ -1,0 +1,178 @@
+// Pipeline of one CTA (a pair splits K; both ranks run this):
+//
+//   producer warp --TMA--> weights + tokens ring --tcgen05--> tensor memory --> epilogue warps --staging--> logits |
+//        ^                        |     (MMA warp)     (sums_full)      |                     latent | shared_act
+//        +----- stage_empty ------+                 rank --st.async--> partner (partner_sum)
+//
+// Barriers, each with its arrivals per phase:
+//   stage_full[s]   1: the producer's arrive.expect_tx of kStageBytes; completes when the copies have landed.
+//   stage_empty[s]  1: the MMA warp's commit, once the products that read the stage are complete.
+//   partner_sum     1: pre-armed at set-up, where sums land, with the kLandingBytes that the partner stores.
+//   ring_drained    4: one lane of each epilogue warp of the CTA where sums land, on its partner, before they may.
+//   sums_full       1: the MMA warp's commit after its last product.
+/*% include "kernels/cfg.cuh" %*/
+
+/*% include "kernels/pair.cuh" %*/
+
+/*% include "kernels/sm100/accumulators.cuh" %*/
+
+/*% include "kernels/front_tiles.cuh" %*/
+
+// One lane streams this CTA's units. A ring of weights goes first: they depend on no earlier launch, the tokens do.
+__device__ __forceinline__ void produce(
+    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
+    const Tile& tile, u32 rank, u32 smem, const Watch& watch) {
+    const u32 units = unit_count(rank);
+    const u32 first_chunk = rank * Cfg::kRank0Units * Cfg::kChunksPerStage;
+    const u32 ahead = min(units, static_cast<u32>(Cfg::kNumStages));
+#pragma unroll 1
+    for (u32 unit = 0; unit < ahead; ++unit) {
+        const u32 full = smem + Cfg::kStageFullOffset + unit * 8;
+        mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+        load_weights(
+            router_map, latent_map, shared_map, tile, smem + Cfg::kARingOffset + unit * Cfg::kStageABytes,
+            first_chunk + unit * Cfg::kChunksPerStage, full);
+    }
+    griddepcontrol_wait();
+    Ring load;
+    for (u32 unit = 0; unit < units; ++unit) {
+        const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
+        const u32 a = smem + Cfg::kARingOffset + load.stage * Cfg::kStageABytes;
+        const u32 b = smem + Cfg::kBRingOffset + load.stage * Cfg::kStageBBytes;
+        const u32 chunk = first_chunk + unit * Cfg::kChunksPerStage;
+        if (unit >= ahead) {
+            mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
+            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+            load_weights(router_map, latent_map, shared_map, tile, a, chunk, full);
+        }
+        tma_load_3d(b, x_map, 0, 0, chunk, full);
+        load.advance();
+    }
+}
+
+// One stage. A shared tile's boxes hold 64 rows of all chunks of the stage, another tile's 128 rows; its gate rows and
+// its up rows have an accumulator each.
+__device__ __forceinline__ void multiply_stage(const Tile& tile, u32 d, u32 a, u32 b, bool accumulate) {
+    constexpr u32 kHalfShape = tcgen05_shape(Cfg::kBlockM / 2, Cfg::kNPad);
+    constexpr u32 kHalfChunkBytes = Cfg::kChunkABytes / 2;
+#pragma unroll
+    for (u32 chunk = 0; chunk < Cfg::kChunksPerStage; ++chunk) {
+        const u32 tokens = b + chunk * Cfg::kChunkBBytes;
+        const bool add = accumulate || chunk > 0;
+        if (tile.kind == TileClass::kShared) {
+            const u32 gate = a + chunk * kHalfChunkBytes;
+            multiply_chunk<kHalfShape>(d, gate, tokens, add);
+            multiply_chunk<kHalfShape>(d + Cfg::kUpColumn, gate + Cfg::kStageABytes / 2, tokens, add);
+        } else {
+            multiply_chunk<kTileShape>(d, a + chunk * Cfg::kChunkABytes, tokens, add);
+        }
+    }
+}
+
+// One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
+// while the next is issued; its commit frees the stage.
+__device__ __forceinline__ void multiply(const Tile& tile, u32 rank, u32 smem, const Watch& watch) {
+    const u32 units = unit_count(rank);
+    const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
+    Ring ring;
+#pragma unroll 1
+    for (u32 unit = 0; unit < units; ++unit) {
+        mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
+        tcgen05_fence_after_thread_sync();
+        multiply_stage(
+            tile, d, smem + Cfg::kARingOffset + ring.stage * Cfg::kStageABytes,
+            smem + Cfg::kBRingOffset + ring.stage * Cfg::kStageBBytes, unit > 0);
+        tcgen05_commit(smem + Cfg::kStageEmptyOffset + ring.stage * 8);
+        ring.advance();
+    }
+    tcgen05_commit(smem + Cfg::kSumsFullOffset);
+}
+
+/*% include "kernels/front_stores.cuh" %*/
+
+// Epilogue warps.
+__device__ __forceinline__ void finish(
+    const Tile& tile, u32 rank, u32 smem, const Outputs& out, const Watch& watch) {
+    const Fragment at{threadIdx.x, warp_index(), lane_id()};
+    // A shared tile's halves are two accumulators of M = 64, which use the lower 16 lanes of each warp's 32 (PTX ISA
+    // 9.7.16.10.5); another tile's are the lower and the upper 16 lanes of one of M = 128.
+    const u32 second = tile.kind == TileClass::kShared ? Cfg::kUpColumn : 16u << 16;
+    Accumulators acc;
+    take_accumulators(acc, at, second, smem, watch);
+    griddepcontrol_launch_dependents();
+//% if spec.value("kClusterCtas") == 2
+    if constexpr (Cfg::kDeferredClusterWait) {
+        cluster_wait();
+    }
+    Sums sums;
+    if (!combine_pair(acc, sums, at, rank, smem, watch)) {
+        return;
+    }
+//% else
+    Sums& sums = acc;
+//% endif
+    // An earlier launch may still read the outputs until it has completed.
+    griddepcontrol_wait();
+    const u32 staging = smem + Cfg::kStagingOffset;
+    if (tile.kind == TileClass::kRouter) {
+        store_router(sums, tile, at, staging, out);
+    } else if (tile.kind == TileClass::kLatent) {
+        store_latent(sums, tile, at, staging, out);
+    } else {
+        store_shared(sums, tile, at, staging, out);
+    }
+}
+
+__device__ __forceinline__ void set_up(
+    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
+    u32 rank, u32 smem) {
+    if (threadIdx.x == Cfg::kProducerWarp * 32) {
+        prefetch_tensormap(router_map);
+        prefetch_tensormap(latent_map);
+        prefetch_tensormap(shared_map);
+        prefetch_tensormap(x_map);
+        init_ring_and_pair(smem);
+        mbarrier_init(smem + Cfg::kSumsFullOffset, 1);
+        publish_barriers(rank, smem);
+    }
+    claim_tensor_memory(smem);
+}
+
+extern "C" __global__ void
+//% if spec.value("kClusterCtas") == 2
+__cluster_dims__(2, 1, 1)
+//% endif
+__launch_bounds__(Cfg::kNumThreads, 1)
+kernel_${spec.name | ident}(
+    const __grid_constant__ TensorMap gate_weight_map,
+    const __grid_constant__ TensorMap down_weight_map,
+    const __grid_constant__ TensorMap shared_gate_up_weight_map,
+    const __grid_constant__ TensorMap x_map,
+    float* logits,
+    u16* latent,
+    u16* shared_act,
+    u64* wait_record,
+    i32 num_tokens,
+    i32 logits_pitch,
+    i32 latent_pitch,
+    i32 shared_act_pitch) {
+    const Watch watch{wait_record, Cfg::kProgramId};
+    const u32 smem = smem_base();
+    const u32 rank = Cfg::kClusterCtas == 2 ? cluster_ctarank() : 0;
+    const Tile tile = tile_of(blockIdx.x / Cfg::kClusterCtas);
+    chaos_begin(wait_record);
+    set_up(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, rank, smem);
+    const u32 warp = warp_index();
+    if (warp < Cfg::kProducerWarp) {
+        const Outputs out{
+            logits, latent, shared_act, final_tokens(rank, num_tokens),
+            static_cast<u32>(logits_pitch), static_cast<u32>(latent_pitch), static_cast<u32>(shared_act_pitch)};
+        finish(tile, rank, smem, out, watch);
+    } else if (warp == Cfg::kProducerWarp) {
+        if (lane_id() == 0) {
+            produce(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, tile, rank, smem, watch);
+        }
+    } else if (elect_one()) {
+        multiply(tile, rank, smem, watch);
+    }
+}
