@@ -14,7 +14,7 @@ import pytest
 
 from cakegen.registry import Registry
 
-FLAGS = ("-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC")
+FLAGS = ("-std=c++17", "-shared", "-Xcompiler", "-fPIC")
 LIMIT_SECONDS = 120
 
 
@@ -37,15 +37,21 @@ def include_flags() -> tuple[str, ...]:
     return tuple(dict.fromkeys((f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}")))
 
 
-def binding_examples(registries: Iterable[Registry]) -> list[tuple[Registry, str]]:
-    """One tree and key for every role and argument plan that runs on Hopper."""
+def binding_examples(registries: Iterable[Registry], arch: str = "sm_90a") -> list[tuple[Registry, str]]:
+    """One tree and key for every role and argument plan that runs on one architecture."""
     kinds: dict[object, tuple[Registry, str]] = {}
     for registry in registries:
         for key in registry.kernels:
             program = registry.program(key)
-            if "sm_90a" in program.arches:
+            if arch in program.arches:
                 kinds.setdefault((program.role, program.arg_plan), (registry, key))
     return list(kinds.values())
+
+
+def target_flags(registry: Registry, key: str) -> list[str]:
+    """The compiler's options for every architecture that a key's program serves."""
+    names = (arch.removeprefix("sm_") for arch in registry.program(key).arches)
+    return [flag for name in names for flag in ("-gencode", f"arch=compute_{name},code=sm_{name}")]
 
 
 def build_binding(registry: Registry, key: str, folder: Path) -> Path:
@@ -54,7 +60,8 @@ def build_binding(registry: Registry, key: str, folder: Path) -> Path:
     # by key: several share one program, and differ in the compile line's constants
     library = folder / f"{re.sub(r'[^0-9A-Za-z]', '_', key)}.so"
     constants = [f"-D{name}={value}" for name, value in registry.constants(key).items()]
-    command = [find_nvcc(), *FLAGS, *include_flags(), *constants, str(registry.csrc / program.binding_source)]
+    options = [*FLAGS, *target_flags(registry, key), *include_flags(), *constants]
+    command = [find_nvcc(), *options, str(registry.csrc / program.binding_source)]
     result = subprocess.run(
         [*command, "-o", str(library)], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
     )

@@ -35,8 +35,10 @@ def test_plan_refuses_request_outside_the_export(
 
 
 def test_plan_refuses_tp_that_only_another_architecture_has(kimi: Model, b200: DeviceFacts) -> None:
+    fewer = dataclasses.replace(kimi.targets[1], tp_degrees=(1, 8))
+    model = dataclasses.replace(kimi, targets=(kimi.targets[0], fewer))
     with pytest.raises(PlanError, match="TP 16 is not exported for sm_100a; it is for TP 1, 8"):
-        plan_route(kimi, **{**REQUEST, "tp": 16}, device=b200)
+        plan_route(model, **{**REQUEST, "tp": 16}, device=b200)
 
 
 @pytest.mark.parametrize(("arch", "message"), [("sm_80", "'sm_80' is not supported"), ("sm_103a", "is not exported")])
