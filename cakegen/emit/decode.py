@@ -6,7 +6,7 @@ The constants are the `struct Cfg` of the templates below `templates/kernels`.
 from __future__ import annotations
 
 from cakegen.emit.decode_warps import WarpRoles, tensor_memory_constants, warp_roles
-from cakegen.emit.program import Constant, ProgramSpec
+from cakegen.emit.program import Constant, ProgramSpec, SharedPart
 from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan.records import DecodeForm, NormForm
@@ -67,6 +67,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
             overlap=True,
             dynamic_smem_bytes=smem.total_bytes,
         ),
+        shared=_shared_parts(form) if arch_family == "sm100" else (),
     )
 
 
@@ -119,6 +120,14 @@ def template_of(model: Model, family: str, arch_family: str) -> str:
     if template is None:
         raise EmitError(f"{model.name}: no template for kernels {family!r} on {arch_family}; add it to [[kernels]]")
     return template
+
+
+def _shared_parts(form: DecodeForm) -> tuple[SharedPart, ...]:
+    """What Blackwell's decode kernels share; Hopper's hold the same text inline."""
+    finish = f"c{form.cluster_ctas}{'_sf' if form.split_finalize else ''}"
+    parts = (SharedPart("decode", f"decode_sm100_{finish}", "kernels/sm100/decode_shared.cuh"),)
+    norm = (SharedPart("norm_row", "norm_row", "kernels/norm_row.cuh"),) if form.fused_norm else ()
+    return parts + norm
 
 
 def _summary(form: DecodeForm) -> str:

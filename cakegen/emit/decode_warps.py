@@ -1,4 +1,4 @@
-"""Which warp of a decode CTA does what, by architecture family, and what Blackwell adds: sums in tensor memory. Pure."""
+"""Which warp of a decode CTA does what, by architecture family, and Blackwell's sums in tensor memory. Pure."""
 
 from __future__ import annotations
 

@@ -26,6 +26,26 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class SharedPart:
+    """Text that many programs include after their `struct Cfg`; it stands once in the tree.
+
+    Parameters
+    ----------
+    name
+        How a kernel's template names it (`shared["decode"]`).
+    part
+        What its file is called after the export. It spells every constant that shapes the text: programs that name one
+        file must give one text.
+    template
+        Path below `templates/`.
+    """
+
+    name: str
+    part: str
+    template: str
+
+
+@dataclass(frozen=True)
 class ProgramSpec:
     """One program of one architecture family.
 
@@ -45,6 +65,8 @@ class ProgramSpec:
         `struct Cfg`, in the order in which it is read.
     arg_plan, tensor_maps, barriers, launch
         As in `registry.Program`.
+    shared
+        Parts of the kernel's text that stand in files of their own.
     """
 
     export: str
@@ -57,6 +79,7 @@ class ProgramSpec:
     tensor_maps: tuple[TensorMapEntry, ...]
     barriers: tuple[tuple[str, int], ...]
     launch: LaunchRecord
+    shared: tuple[SharedPart, ...] = ()
 
     @property
     def canonical(self) -> str:

@@ -3,6 +3,7 @@
 csrc/cake_<export>/<program>_kernel.cu, <program>_binding.cu     a pair a program
 csrc/cake_<export>/cake_<export>_device_common.cuh               shared by every kernel
 csrc/cake_<export>/cake_<export>_device_<family>.cuh             shared by one family of architectures
+csrc/cake_<export>/cake_<export>_<part>.cuh                      shared by many kernels, behind their Cfg
 csrc/cake_<export>/cake_<export>_host_common.cuh                 shared by every binding
 cake_jit.py                                                      the registry: literals
 README.md                                                        key -> file -> meaning
@@ -84,6 +85,9 @@ def render_tree(model: Model, export: str, templates: Path | None = None) -> dic
     programs = []
     for name, keys in served.items():
         spec = keys[0].program
+        for part_name, text in render_shared_parts(environment, spec).items():
+            if texts.setdefault(part_name, text) != text:
+                raise EmitError(f"{name}: would write another {part_name} than an earlier program; name its part apart")
         texts[f"{name}_kernel.cu"] = render_kernel(environment, spec)
         texts[f"{name}_binding.cu"] = render_binding(environment, spec)
         programs.append(TreeProgram(name, spec, keys, _closure(f"{name}_kernel.cu", texts)))
@@ -129,6 +133,17 @@ def render_preambles(environment: jinja2.Environment, export: str, families: Seq
     return texts
 
 
+def render_shared_parts(environment: jinja2.Environment, spec: ProgramSpec) -> dict[str, str]:
+    """The parts of a kernel's text that stand in files of their own, by file name, sealed."""
+    texts = {}
+    for part in spec.shared:
+        name = preamble_name(spec.export, part.part)
+        body = render_template(environment, part.template, _context(spec))
+        summary = "Shared by kernels, which include it after their struct Cfg and read their own constants in it."
+        texts[name] = render_sealed(name, spec.export, summary, f"#pragma once\n\n{body}")
+    return texts
+
+
 def render_kernel(environment: jinja2.Environment, spec: ProgramSpec) -> str:
     """The device half of a program, sealed."""
     body = render_template(environment, spec.template, _context(spec))
@@ -148,6 +163,7 @@ def _context(spec: ProgramSpec) -> dict[str, Any]:
         "device_common": preamble_name(spec.export, "device_common"),
         "device_family": preamble_name(spec.export, f"device_{spec.arch_family}"),
         "host_common": preamble_name(spec.export, "host_common"),
+        "shared": {part.name: preamble_name(spec.export, part.part) for part in spec.shared},
     }
 
 

@@ -37,11 +37,12 @@ def test_gemm_is_launched_programmatically_and_the_norm_before_it_is_not(registr
 
 
 def test_every_constant_is_read(registry: Registry) -> None:
-    """By the kernel, by its binding, or by the template that wrote the text; what nothing reads only misleads."""
+    """By the kernel, what it includes, its binding, or the template that wrote it; what nothing reads only misleads."""
     templates = "".join(file.read_text() for file in paths.templates_root().rglob("*.cu*"))
     structural = set(re.findall(r'spec\.value\("(\w+)"\)', templates))
     for program, text in kernels(registry):
-        code = re.sub(r"//.*", "", text + registry.read(program.binding_source))
+        others = (program.binding_source, *program.headers)
+        code = re.sub(r"//.*", "", "".join((text, *map(registry.read, others))))
         constants = re.findall(r"static constexpr \w+ (k\w+) =", code)
         assert constants
         unread = {name for name in constants if len(re.findall(rf"\b{name}\b", code)) == 1}

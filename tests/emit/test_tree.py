@@ -15,17 +15,18 @@ from models import kimi_k3_model, tiny_model
 from random_models import model_toml, random_model
 
 from cakegen import paths
-from cakegen.emit import index, render_tree, write_tree
-from cakegen.emit.program import COMPILE_FLAGS
+from cakegen.emit import decode, index, reach, render_tree, write_tree
+from cakegen.emit.program import COMPILE_FLAGS, ProgramSpec, SharedPart
 from cakegen.emit.reach import reached_keys, reached_plans
 from cakegen.emit.seal import included_files, is_intact
 from cakegen.errors import EmitError
 from cakegen.model import DeviceFacts, Family, Model, Target
-from cakegen.plan import plan_route
+from cakegen.plan import DecodeForm, plan_route
 from cakegen.registry import load_registry
 from cakegen.spec import parse_export
 
 PREAMBLES = ("device_common", "device_sm90", "device_sm100", "host_common")
+SHARED = ("decode_sm100_c1", "decode_sm100_c2", "norm_row")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_every_program_is_a_pair_beside_one_copy_of_each_preamble(tiny_tree: dic
     folder = "csrc/cake_tiny_latent_moe"
     names = program_names(tiny_tree)
     expected = {f"{folder}/{name}_{half}.cu" for name in names for half in ("kernel", "binding")}
-    expected |= {f"{folder}/cake_tiny_latent_moe_{p}.cuh" for p in PREAMBLES}
+    expected |= {f"{folder}/cake_tiny_latent_moe_{p}.cuh" for p in PREAMBLES + SHARED}
     assert set(tiny_tree) == expected | {"cake_jit.py", "README.md"}
     for name in expected:
         for included in included_files(tiny_tree[name]):
@@ -275,3 +276,19 @@ def test_tree_does_not_depend_on_the_order_of_a_folder(monkeypatch: pytest.Monke
     for name in ("listdir", "scandir", "walk"):
         monkeypatch.setattr(os, name, refuse)
     assert render_tree(small_model(), "tiny_latent_moe") == expected
+
+
+def test_shared_part_that_two_programs_would_write_differently_is_refused(
+    templates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file's name must spell every constant that shapes it."""
+    part = SharedPart("sizes", "sizes", "kernels/sizes.cuh")
+    (templates / part.template).write_text("// ${spec.launch.dynamic_smem_bytes | i32} bytes\n")
+    original = decode.decode_program
+
+    def with_part(model: Model, form: DecodeForm, arch_family: str) -> ProgramSpec:
+        return dataclasses.replace(original(model, form, arch_family), shared=(part,))
+
+    monkeypatch.setattr(reach, "decode_program", with_part)
+    with pytest.raises(EmitError, match=r"would write another cake_tiny_latent_moe_sizes\.cuh than an earlier program"):
+        render_tree(small_model(), "tiny_latent_moe", templates)

@@ -12,9 +12,7 @@
 //   sums_full       1: the MMA warp's commit after its last product.
 /*% include "kernels/cfg.cuh" %*/
 
-/*% include "kernels/pair.cuh" %*/
-
-/*% include "kernels/sm100/accumulators.cuh" %*/
+#include "${shared["decode"] | file_name}"
 
 /*% include "kernels/front_tiles.cuh" %*/
 

@@ -27,12 +27,9 @@
 //% endif
 /*% include "kernels/cfg.cuh" %*/
 
-/*% include "kernels/pair.cuh" %*/
-
-/*% include "kernels/sm100/accumulators.cuh" %*/
+#include "${shared["decode"] | file_name}"
 //% if spec.value("kFusedNorm")
-
-/*% include "kernels/norm_row.cuh" %*/
+#include "${shared["norm_row"] | file_name}"
 //% endif
 
 /*% include "kernels/tail_operands.cuh" %*/

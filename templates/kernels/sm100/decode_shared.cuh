@@ -1,0 +1,3 @@
+/*% include "kernels/pair.cuh" %*/
+
+/*% include "kernels/sm100/accumulators.cuh" %*/
