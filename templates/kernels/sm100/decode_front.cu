@@ -16,13 +16,14 @@
 
 /*% include "kernels/front_tiles.cuh" %*/
 
-// One lane streams this CTA's units. A ring of weights goes first: they depend on no earlier launch, the tokens do.
+// One lane streams this CTA's units. Only the tokens depend on an earlier launch: the first `weights_ahead` stages of
+// weights go ahead of the wait for it, and the first tokens queue behind them.
 __device__ __forceinline__ void produce(
     const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
-    const Tile& tile, u32 rank, u32 smem, const Watch& watch) {
+    const Tile& tile, u32 rank, u32 weights_ahead, u32 smem, const Watch& watch) {
     const u32 units = unit_count(rank);
     const u32 first_chunk = rank * Cfg::kRank0Units * Cfg::kChunksPerStage;
-    const u32 ahead = min(units, static_cast<u32>(Cfg::kNumStages));
+    const u32 ahead = min(weights_ahead, min(units, static_cast<u32>(Cfg::kNumStages)));
 #pragma unroll 1
     for (u32 unit = 0; unit < ahead; ++unit) {
         const u32 full = smem + Cfg::kStageFullOffset + unit * 8;
@@ -70,6 +71,8 @@ __device__ __forceinline__ void multiply_stage(const Tile& tile, u32 d, u32 a, u
 // One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
 // while the next is issued; its commit frees the stage.
 __device__ __forceinline__ void multiply(const Tile& tile, u32 rank, u32 smem, const Watch& watch) {
+    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
+    griddepcontrol_wait();
     const u32 units = unit_count(rank);
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
     Ring ring;
@@ -92,12 +95,13 @@ __device__ __forceinline__ void multiply(const Tile& tile, u32 rank, u32 smem, c
 __device__ __forceinline__ void finish(
     const Tile& tile, u32 rank, u32 smem, const Outputs& out, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
+    // The tokens come from an earlier launch, which may still read the outputs too. From here on waits are bounded.
+    griddepcontrol_wait();
     // A shared tile's halves are two accumulators of M = 64, which use the lower 16 lanes of each warp's 32 (PTX ISA
     // 9.7.16.10.5); another tile's are the lower and the upper 16 lanes of one of M = 128.
     const u32 second = tile.kind == TileClass::kShared ? Cfg::kUpColumn : 16u << 16;
     Accumulators acc;
     take_accumulators(acc, at, second, smem, watch);
-    griddepcontrol_launch_dependents();
 //% if spec.value("kClusterCtas") == 2
     if constexpr (Cfg::kDeferredClusterWait) {
         cluster_wait();
@@ -109,8 +113,6 @@ __device__ __forceinline__ void finish(
 //% else
     Sums& sums = acc;
 //% endif
-    // An earlier launch may still read the outputs until it has completed.
-    griddepcontrol_wait();
     const u32 staging = smem + Cfg::kStagingOffset;
     if (tile.kind == TileClass::kRouter) {
         store_router(sums, tile, at, staging, out);
@@ -153,13 +155,16 @@ kernel_${spec.name | ident}(
     i32 num_tokens,
     i32 logits_pitch,
     i32 latent_pitch,
-    i32 shared_act_pitch) {
+    i32 shared_act_pitch,
+    i32 weights_ahead) {
     const Watch watch{wait_record, Cfg::kProgramId};
     const u32 smem = smem_base();
     const u32 rank = Cfg::kClusterCtas == 2 ? cluster_ctarank() : 0;
     const Tile tile = tile_of(blockIdx.x / Cfg::kClusterCtas);
     chaos_begin(wait_record);
     set_up(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, rank, smem);
+    // A dependent launch starts once all CTAs run, so it takes nothing from this one but idle multiprocessors.
+    griddepcontrol_launch_dependents();
     const u32 warp = warp_index();
     if (warp < Cfg::kProducerWarp) {
         const Outputs out{
@@ -168,7 +173,9 @@ kernel_${spec.name | ident}(
         finish(tile, rank, smem, out, watch);
     } else if (warp == Cfg::kProducerWarp) {
         if (lane_id() == 0) {
-            produce(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, tile, rank, smem, watch);
+            produce(
+                gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, tile, rank,
+                static_cast<u32>(weights_ahead), smem, watch);
         }
     } else if (elect_one()) {
         multiply(tile, rank, smem, watch);

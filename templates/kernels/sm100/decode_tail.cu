@@ -39,12 +39,13 @@ __device__ __forceinline__ void produce(
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
     Loads loads;
-    loads.load_weights_to(min(units, static_cast<u32>(Cfg::kIssueAhead)), operands, share, tile_row, smem, watch);
+    const u32 ahead = min(operands.weights_ahead, min(units, static_cast<u32>(Cfg::kNumStages)));
+    loads.load_weights_to(ahead, operands, share, tile_row, smem, watch);
     griddepcontrol_wait();
 //% if spec.value("kStagedRows")
     load_staged_rows(operands, smem);
 //% endif
-//% if spec.value("kIssueAhead")
+//% if spec.value("kIssueGate")
     mbarrier_wait(smem + Cfg::kRowsIssuedOffset, 0, watch);
 //% endif
     Ring ring;
@@ -82,6 +83,8 @@ __device__ __forceinline__ void produce(
 __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch) {
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
+    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
+    griddepcontrol_wait();
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
     Ring ring;
 #pragma unroll 1
@@ -114,12 +117,13 @@ __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch)
 __device__ __forceinline__ void finish(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
+    // The tokens come from an earlier launch, which may still read `out` too. From here on waits are bounded.
+    griddepcontrol_wait();
 //% if spec.value("kFusedNorm")
     normalise(operands, at.warp, at.lane, rank, smem, watch);
 //% endif
     Accumulators acc;
     take_accumulators(acc, at, 16u << 16, smem, watch);
-    griddepcontrol_launch_dependents();
 //% if spec.value("kClusterCtas") == 2
     if constexpr (Cfg::kDeferredClusterWait) {
         cluster_wait();
@@ -131,8 +135,6 @@ __device__ __forceinline__ void finish(
 //% else
     Sums& sums = acc;
 //% endif
-    // An earlier launch may still read `out` until it has completed.
-    griddepcontrol_wait();
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 2);
     const u32 staging = smem + Cfg::kStagingOffset;
     stage_bf16(sums[0], at, staging, kPitch, 16 * at.warp);
@@ -189,22 +191,26 @@ kernel_${spec.name | ident}(
     i32 routed_partial_stride,
     i32 y_pitch,
     i32 out_pitch,
-    i32 up_col0) {
+    i32 up_col0,
+    i32 weights_ahead) {
     const Operands operands{
         shared_down_weight_map, up_weight_map, shared_act_map, y_workspace_map,
         routed, norm_weight, y_workspace, counters,
         static_cast<u32>(num_partials), static_cast<u32>(routed_pitch),
         static_cast<u32>(routed_partial_stride), static_cast<u32>(y_pitch),
-        out, static_cast<u32>(num_tokens), static_cast<u32>(out_pitch), static_cast<u32>(up_col0)};
+        out, static_cast<u32>(num_tokens), static_cast<u32>(out_pitch), static_cast<u32>(up_col0),
+        static_cast<u32>(weights_ahead)};
 //% else
     u16* out,
     u64* wait_record,
     i32 num_tokens,
     i32 out_pitch,
-    i32 up_col0) {
+    i32 up_col0,
+    i32 weights_ahead) {
     const Operands operands{
         shared_down_weight_map, up_weight_map, shared_act_map, y_workspace_map,
-        out, static_cast<u32>(num_tokens), static_cast<u32>(out_pitch), static_cast<u32>(up_col0)};
+        out, static_cast<u32>(num_tokens), static_cast<u32>(out_pitch), static_cast<u32>(up_col0),
+        static_cast<u32>(weights_ahead)};
 //% endif
     const Watch watch{wait_record, Cfg::kProgramId};
     const u32 smem = smem_base();
@@ -212,6 +218,8 @@ kernel_${spec.name | ident}(
     const u32 tile_row = blockIdx.x / Cfg::kClusterCtas * Cfg::kBlockM;
     chaos_begin(wait_record);
     set_up(operands, rank, smem);
+    // A dependent launch starts once all CTAs run, so it takes nothing from this one but idle multiprocessors.
+    griddepcontrol_launch_dependents();
     const u32 warp = warp_index();
     if (warp < Cfg::kProducerWarp) {
         finish(operands, tile_row, rank, smem, watch);
