@@ -1,20 +1,19 @@
-"""Prepared calls on a fake machine: routes, captures, residency, threads, errors, and the cost of a warm prepare."""
+"""Prepared calls on a fake machine: routes, residency, threads, errors, and the cost of a warm prepare."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import threading
 import time
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from cuda.bindings import driver as real
 from models import tiny_model
-from runtime_fakes import CONTEXTS, FakeTensor, Machine
+from runtime_fakes import CONTEXTS, Machine
 from runtime_operands import front_operands, tail_operands
+from runtime_prepare import on_gpu, prepare_front, prepare_tail
 
 from cakegen.errors import LaunchError, PlanError
 from cakegen.model import DeviceFacts
@@ -24,18 +23,6 @@ from cakegen.runtime.reference import reference_front, reference_tail
 from cakegen.runtime.runner import ProgramRunner
 
 MODEL = tiny_model()
-
-
-def on_gpu(operands: dict[str, Any], ordinal: int = 0) -> dict[str, Any]:
-    return {name: FakeTensor(tensor, ordinal) for name, tensor in operands.items()}
-
-
-def prepare_front(moe: LatentMoe, tp: int = 2, tokens: int = 5, ordinal: int = 0) -> Any:
-    return moe.prepare_front(**on_gpu(front_operands(moe.model, tp, tokens), ordinal))
-
-
-def prepare_tail(moe: LatentMoe, tp: int = 2, tokens: int = 64, partials: int = 1, rank: int = 0) -> Any:
-    return moe.prepare_tail(**on_gpu(tail_operands(moe.model, tp, tokens, partials)), tp=tp, rank=rank)
 
 
 def test_front_runner_launches_its_program_on_the_current_stream(machine: Machine, tiny_registry: Registry) -> None:
@@ -132,42 +119,6 @@ def test_key_outside_the_export_names_the_sm_count(machine: Machine, tiny_regist
         prepare_front(LatentMoe(bare))
 
 
-@pytest.mark.parametrize("capturing", [False, True])
-def test_no_tokens_launch_nothing_and_ask_no_driver(machine: Machine, tiny_registry: Registry, capturing: bool) -> None:
-    machine.capturing = capturing
-    moe = LatentMoe(tiny_registry)
-    logits, latent, shared_act = prepare_front(moe, tokens=0)()
-    assert (logits.shape, latent.shape, shared_act.shape) == ((0, 384), (0, 512), (0, 512))
-    prepare_tail(moe, tokens=0)()
-    assert machine.driver.calls == []
-
-
-def test_cold_prepare_in_a_capture_is_refused_before_the_driver(machine: Machine, tiny_registry: Registry) -> None:
-    machine.capturing = True
-    with pytest.raises(
-        LaunchError, match="front: cuda:0 was not used before, and the current stream is being captured"
-    ):
-        prepare_front(LatentMoe(tiny_registry))
-    assert machine.driver.calls == []
-    assert machine.compiler.compiled == []
-
-
-def test_cold_program_in_a_capture_is_refused_before_the_driver(machine: Machine, tiny_registry: Registry) -> None:
-    moe = LatentMoe(tiny_registry)
-    prepare_front(moe)
-    machine.capturing = True
-    machine.driver.calls.clear()
-    with pytest.raises(LaunchError, match=r"tail: decode:.* not loaded on cuda:0.*Add before the capture") as error:
-        prepare_tail(moe, partials=2)
-    assert machine.driver.calls == []
-    machine.capturing = False
-    # the line that the error gives is the whole remedy
-    line = str(error.value).partition("before the capture: ")[2].partition(", where moe is")[0]
-    eval(line, {"moe": moe})
-    machine.capturing = True
-    prepare_tail(moe, partials=2)()
-
-
 def test_warm_up_reports_each_program_compiled_and_loaded(machine: Machine, tiny_registry: Registry) -> None:
     moe, reports = LatentMoe(tiny_registry), []
     keys = moe.warm_up("cuda:0", 2, tokens=(1, 5, 64), on_progress=lambda done, total: reports.append((done, total)))
@@ -175,19 +126,6 @@ def test_warm_up_reports_each_program_compiled_and_loaded(machine: Machine, tiny
     again: list[Any] = []
     moe.warm_up("cuda:0", 2, tokens=(1, 5, 64), on_progress=lambda done, total: again.append((done, total)))
     assert again == []
-
-
-def test_warm_prepare_and_run_work_inside_a_capture(machine: Machine, tiny_registry: Registry) -> None:
-    moe = LatentMoe(tiny_registry)
-    keys = moe.warm_up("cuda:0", 2, tokens=(5, 64), partials=(1, 2))
-    assert sorted(keys) == sorted(set(machine.compiler.compiled))
-    machine.capturing = True
-    compiled = len(machine.compiler.compiled)
-    prepare_front(moe)()
-    runner = prepare_tail(moe, partials=2)
-    runner()
-    assert len(machine.compiler.compiled) == compiled
-    assert runner._words is None or runner._words.captured
 
 
 def test_fewer_resident_pairs_lower_the_figure_and_replan(machine: Machine, tiny_registry: Registry) -> None:
@@ -199,16 +137,6 @@ def test_fewer_resident_pairs_lower_the_figure_and_replan(machine: Machine, tiny
     assert runner.plan.device == expected
     waiting = [launch.form for launch in runner.plan.launches if launch.form.needs_residency]
     assert [form.cluster_ctas for form in waiting] == [1]
-
-
-def test_route_planned_again_is_warm_in_a_capture(machine: Machine, tiny_registry: Registry) -> None:
-    machine.driver.resident_clusters = 1
-    moe = LatentMoe(tiny_registry)
-    first = prepare_tail(moe)
-    machine.capturing = True
-    machine.driver.calls.clear()
-    assert prepare_tail(moe).plan == first.plan
-    assert not [call for call in machine.driver.calls if call.startswith(("cuLibrary", "cuOccupancy"))]
 
 
 def test_more_resident_pairs_never_raise_the_figure(machine: Machine, tiny_registry: Registry) -> None:
@@ -243,14 +171,6 @@ def test_device_facts_of_another_architecture_are_refused(machine: Machine, tiny
         prepare_front(moe)
 
 
-def test_runner_on_a_second_device_restores_the_first_context(machine: Machine, tiny_registry: Registry) -> None:
-    runner = prepare_front(LatentMoe(tiny_registry), ordinal=1)
-    machine.driver.set_context(CONTEXTS[0])
-    runner()
-    assert machine.driver.launches[0].context == CONTEXTS[1]
-    assert machine.driver.context == CONTEXTS[0]
-
-
 def test_threads_that_meet_a_cold_program_load_it_once(machine: Machine, tiny_registry: Registry) -> None:
     moe = LatentMoe(tiny_registry)
     threads = [threading.Thread(target=prepare_front, args=(moe,)) for _ in range(8)]
@@ -283,70 +203,6 @@ def test_launch_failure_names_the_launch_and_appends_the_wait_report(machine: Ma
         assert part in text
     assert "A wait gave up after 2 s" in text
     assert "CTA 3, warp 2" in text
-
-
-def test_runner_on_another_stream_waits_for_the_last_one(machine: Machine, tiny_registry: Registry) -> None:
-    runner = prepare_tail(LatentMoe(tiny_registry))
-    runner()
-    runner()
-    assert machine.driver.order == []
-    machine.stream = 0x5EB
-    runner()
-    assert machine.driver.order == [("record", 0x5EA), ("wait", 0x5EB)]
-    assert machine.driver.launches[-1].stream == 0x5EB
-    runner()
-    assert len(machine.driver.order) == 2
-
-
-def test_captures_take_no_part_in_the_order_of_streams(machine: Machine, tiny_registry: Registry) -> None:
-    runner = prepare_tail(LatentMoe(tiny_registry))
-    runner()
-    machine.stream, machine.capturing = 0x5EB, True
-    runner()
-    assert machine.driver.order == []
-    machine.capturing = False
-    # what ran eagerly on 0x5EA, now captured by another thread, must not draw this stream into its capture
-    machine.driver.captured_streams = {0x5EA}
-    runner()
-    assert machine.driver.order == []
-    assert len(machine.driver.launches) == 3
-
-
-def test_released_runner_keeps_no_tensor_and_still_launches(machine: Machine, tiny_registry: Registry) -> None:
-    operands = on_gpu(front_operands(MODEL, 2, 5))
-    kept = [weakref.ref(tensor) for tensor in operands.values()]
-    runner = LatentMoe(tiny_registry).prepare_front(**operands)
-    assert isinstance(runner, ProgramRunner)
-    runner.release_operands()
-    operands.clear()
-    gc.collect()
-    assert [ref() for ref in kept] == [None] * len(kept)
-    assert runner() == ()
-    assert len(machine.driver.launches) == 1
-
-
-def test_dead_runner_gives_its_control_words_back(machine: Machine, tiny_registry: Registry) -> None:
-    runner = prepare_tail(LatentMoe(tiny_registry))
-    owner = control.opened_control(0)
-    assert owner is not None
-    assert runner._words is not None
-    address = runner._words.address
-    del runner
-    gc.collect()
-    assert [list(pool.retired) for pool in owner._pools] == [[address], []]
-
-
-def test_two_runners_never_share_control_words(machine: Machine, tiny_registry: Registry) -> None:
-    moe = LatentMoe(tiny_registry)
-    first, second = prepare_tail(moe), prepare_tail(moe)
-    assert first._words.address != second._words.address
-
-
-def test_runner_keeps_its_operands_alive(machine: Machine, tiny_registry: Registry) -> None:
-    operands = on_gpu(front_operands(MODEL, 2, 5))
-    runner = LatentMoe(tiny_registry).prepare_front(**operands)
-    held = {id(tensor) for tensor in runner._tensors}
-    assert held == {id(tensor) for tensor in operands.values()}
 
 
 def test_unknown_backends_are_refused_in_words(machine: Machine, tiny_registry: Registry) -> None:

@@ -1,0 +1,89 @@
+"""Runners on a fake machine: their streams and contexts, their control words, and what they keep alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from models import tiny_model
+from runtime_fakes import CONTEXTS, Machine
+from runtime_operands import front_operands
+from runtime_prepare import on_gpu, prepare_front, prepare_tail
+
+from cakegen.registry import Registry
+from cakegen.runtime import LatentMoe, control
+from cakegen.runtime.runner import ProgramRunner
+
+MODEL = tiny_model()
+
+
+def test_runner_on_a_second_device_restores_the_first_context(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_front(LatentMoe(tiny_registry), ordinal=1)
+    machine.driver.set_context(CONTEXTS[0])
+    runner()
+    assert machine.driver.launches[0].context == CONTEXTS[1]
+    assert machine.driver.context == CONTEXTS[0]
+
+
+def test_runner_on_another_stream_waits_for_the_last_one(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    runner()
+    assert machine.driver.order == []
+    machine.stream = 0x5EB
+    runner()
+    assert machine.driver.order == [("record", 0x5EA), ("wait", 0x5EB)]
+    assert machine.driver.launches[-1].stream == 0x5EB
+    runner()
+    assert len(machine.driver.order) == 2
+
+
+def test_captures_take_no_part_in_the_order_of_streams(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.stream, machine.capturing = 0x5EB, True
+    runner()
+    assert machine.driver.order == []
+    machine.capturing = False
+    # what ran eagerly on 0x5EA, now captured by another thread, must not draw this stream into its capture
+    machine.driver.captured_streams = {0x5EA}
+    runner()
+    assert machine.driver.order == []
+    assert len(machine.driver.launches) == 3
+
+
+def test_released_runner_keeps_no_tensor_and_still_launches(machine: Machine, tiny_registry: Registry) -> None:
+    operands = on_gpu(front_operands(MODEL, 2, 5))
+    kept = [weakref.ref(tensor) for tensor in operands.values()]
+    runner = LatentMoe(tiny_registry).prepare_front(**operands)
+    assert isinstance(runner, ProgramRunner)
+    runner.release_operands()
+    operands.clear()
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * len(kept)
+    assert runner() == ()
+    assert len(machine.driver.launches) == 1
+
+
+def test_dead_runner_gives_its_control_words_back(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    owner = control.opened_control(0)
+    assert owner is not None
+    assert runner._words is not None
+    address = runner._words.address
+    del runner
+    gc.collect()
+    assert [list(pool.retired) for pool in owner._pools] == [[address], []]
+
+
+def test_two_runners_never_share_control_words(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    first, second = prepare_tail(moe), prepare_tail(moe)
+    assert first._words.address != second._words.address
+
+
+def test_runner_keeps_its_operands_alive(machine: Machine, tiny_registry: Registry) -> None:
+    operands = on_gpu(front_operands(MODEL, 2, 5))
+    runner = LatentMoe(tiny_registry).prepare_front(**operands)
+    held = {id(tensor) for tensor in runner._tensors}
+    assert held == {id(tensor) for tensor in operands.values()}
