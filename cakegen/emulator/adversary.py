@@ -16,6 +16,8 @@ MAX_WARPS = 64
 SCHEDULES = ("random", "early", "late")
 # Of the polls that would succeed or park, so many fail first under a random schedule: `try_wait` may.
 _SPURIOUS = 1 / 64
+# Of the requests that could take over a waiting cluster, so many are refused.
+_REFUSED = 1 / 8
 # Warps whose priorities are compared at one point: all of a large grid would take long.
 _CANDIDATES = 24
 STYLES = ("starve", "priority", "starve", "even")
@@ -92,6 +94,10 @@ class Adversary:
         if cooperative or self.kind == "late":
             return clusters
         return 1 if self.kind == "early" else min(clusters, self._random.choice((1, 2, 5)))
+
+    def refuses_cancel(self) -> bool:
+        """Whether cluster launch control says that nothing is left, though clusters wait."""
+        return self.kind == "random" and self._random.random() < _REFUSED
 
     def elect_salt(self) -> int:
         """Which lane `elect.sync` takes, as a number modulo the active lanes."""

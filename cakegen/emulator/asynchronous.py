@@ -153,23 +153,32 @@ class _Wait:
         return f"parity {self._parity} of {self._barrier}"
 
 
-def _destinations(strand: Strand, address: int, barrier: int, mask: int | None) -> Iterator[tuple[Cta, int, int]]:
-    """(CTA, offset, barrier's offset) of every destination."""
+def _destinations(
+    strand: Strand, address: int, barrier: int, mask: int | None, paired: bool
+) -> Iterator[tuple[Cta, int, Cta, int]]:
+    """(CTA, offset, CTA of the barrier, its offset) of every destination.
+
+    With `.cta_group::2` the barrier may lie in the other CTA of a destination's pair: in the one whose rank has the
+    parity of the CTA that the barrier's address names (PTX ISA 9.7.9.27).
+    """
     cta, start = locate(strand, address, True)
     barrier_cta, barrier_offset = locate(strand, barrier, True)
+    parity = barrier_cta.shared.rank & 1
     if mask is None:
-        if barrier_cta is not cta:
+        if barrier_cta is not cta and not (paired and barrier_cta.shared.rank == cta.shared.rank ^ 1):
             raise Fault("barrier", "a copy's barrier and its destination lie in different CTAs")
-        yield cta, start, barrier_offset
+        yield cta, start, barrier_cta, barrier_offset
         return
     ranks = [rank for rank in range(16) if mask >> rank & 1]
     for rank in ranks:
-        yield strand.warp.cta.peer(rank), start, barrier_offset
+        peer = strand.warp.cta.peer(rank)
+        yield peer, start, peer.peer(rank & ~1 | parity) if paired else peer, barrier_offset
 
 
 def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """`cp.async.bulk` and `cp.async.bulk.tensor` to shared memory."""
-    parts = [part for part in instruction.parts[3:] if part not in ("tile", "L2::cache_hint")]
+    groups = {"cta_group::1", "cta_group::2"} & set(instruction.parts)
+    parts = [part for part in instruction.parts[3:] if part not in ("tile", "L2::cache_hint", *groups)]
     multicast = "multicast::cluster" in parts
     tensor = parts[:1] == ["tensor"]
     shape = tuple(part for part in parts[2 if tensor else 0 :] if part != "multicast::cluster")
@@ -181,13 +190,15 @@ def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active:
     masks = read_lanes(strand, operands[3 if tensor else 4], "u2") if multicast else None
     for lane in np.flatnonzero(active):
         mask = None if masks is None else int(masks[lane])
-        for cta, start, barrier_offset in _destinations(strand, int(destination[lane]), int(barrier[lane]), mask):
+        where_to = int(destination[lane]), int(barrier[lane])
+        for cta, start, signals, barrier_offset in _destinations(strand, *where_to, mask, "cta_group::2" in groups):
             if tensor:
                 landing = _tensor_copy(machine, strand, operands[1], int(lane), cta, start, barrier_offset, where)
             else:
                 source = int(read_address(strand, operands[1], "u8")[lane])
                 size = int(read_lanes(strand, operands[2], "u4")[lane])
                 landing = bulk_landing(machine.memory, source, size, cta, start, barrier_offset, where)
+            landing.signals = signals
             landing.begin(strand.warp.at(strand.pc - 1, active))
             machine.issue(landing)
 

@@ -71,7 +71,13 @@ class Pending:
 
 @dataclass(eq=False)
 class Landing(Pending):
-    """Bytes on their way to one CTA's shared memory, and to the transaction count of a barrier there."""
+    """Bytes on their way to one CTA's shared memory, and to the transaction count of a barrier there.
+
+    Parameters
+    ----------
+    signals
+        The CTA of the barrier where it is the other one of a pair.
+    """
 
     cta: Cta
     spans: tuple[tuple[int, int], ...]
@@ -82,15 +88,21 @@ class Landing(Pending):
     where: Where | None = None
     source: Source | None = None
     generic: bool = False
+    signals: Cta | None = None
     _thread: Thread | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
+
+    @property
+    def barrier_cta(self) -> Cta:
+        """Where its barrier is."""
+        return self.signals or self.cta
 
     def begin(self, thread: Thread | None) -> None:
         """Mark the destination; the thread must come after who used it, and after who wrote the source."""
         for start, size in self.spans:
             self.cta.shared.begin_write(start, size, self.what)
         self.cta.landings += 1
-        order = barrier_at(self.cta, self.barrier_offset).order
+        order = barrier_at(self.barrier_cta, self.barrier_offset).order
         if thread is not None and order is not None:
             self._check(thread, order)
 
@@ -116,17 +128,18 @@ class Landing(Pending):
             shared.end_write(start, size)
         self.cta.landings -= 1
         self._publish()
-        self.cta.complete_bytes(self.barrier_offset, sum(size for _, size in self.spans))
+        self.barrier_cta.complete_bytes(self.barrier_offset, sum(size for _, size in self.spans))
 
     def _publish(self) -> None:
         """Who waits for the phase sees the bytes; those of a peer's `st.async` only at the cluster's scope."""
-        order = barrier_at(self.cta, self.barrier_offset).order
+        barrier = barrier_at(self.barrier_cta, self.barrier_offset)
+        order = barrier.order
         if self._thread is None or order is None:
             return
-        time = barrier_at(self.cta, self.barrier_offset).phase + 1
+        time = barrier.phase + 1
         self._thread.clocks.complete(self._number, time)
         away = self.generic and self._thread.position.cta != self.cta.index
-        order.arrivals.land(order.slot, time, self.cta.position, CLUSTER if away else CTA)
+        order.arrivals.land(order.slot, time, self.barrier_cta.position, CLUSTER if away else CTA)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cakegen.emulator.arithmetic import shuffle
 from cakegen.emulator.faults import Fault
+from cakegen.emulator.launch_control import first_ctaid, is_canceled
 from cakegen.emulator.memory import RANK_SHIFT, SHARED_WINDOW, SharedMemory
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def environment() -> dict[str, Any]:
         "branch divergent_branch pack unpack load_shared load_cluster load_global load_generic store_shared "
         "store_cluster store_global store_generic shuffle_lanes vote_ballot vote_any vote_all elect_lane store_matrices"
     )
-    return {name: globals()[name] for name in names.split()}
+    table = {name: globals()[name] for name in names.split()}
+    return table | {"is_canceled": is_canceled, "first_ctaid": first_ctaid}
 
 
 def branch(condition: Lanes, target: int, otherwise: int) -> int | tuple[Lanes, int, int]:
@@ -53,7 +55,7 @@ def divergent_branch(condition: Lanes, mask: Lanes, target: int, otherwise: int)
 
 def pack(parts: list[Lanes], kind: str) -> Lanes:
     """`mov.b64 d, {a, b}`: the first part is the lowest."""
-    return np.stack(parts, 1).view(f"u{kind[1]}").reshape(-1)
+    return np.stack(parts, 1).view(kind if kind == "c16" else f"u{kind[1]}").reshape(-1)
 
 
 def unpack(value: Lanes, part: str) -> Lanes:

@@ -5,6 +5,7 @@ Imports the rest of the package up to `synchronise`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +97,7 @@ class Machine:
         self.ready: list[Warp] = []
         self.pending: list[Pending] = []
         self.resident: list[Cluster] = []
-        self.waiting = 0
+        self._unstarted: deque[int] = deque()
         self._ended: list[Cluster] = []
         self.watched: dict[int, list[Strand]] = {}
         self.elect_salt = self.adversary.elect_salt()
@@ -213,17 +214,30 @@ class Machine:
     def _admit_and_run(self) -> None:
         total = int(np.prod(self.grid)) // int(np.prod(self.cluster))
         limit = self.adversary.residency(total, self.shape.cooperative)
-        admitted = retired = 0
-        while retired < total:
-            while admitted < total and len(self.resident) < limit:
-                self._admit(admitted)
-                admitted += 1
-            self.waiting = total - admitted
+        self._unstarted = deque(range(total))
+        retired = 0
+        while self._unstarted or self.resident:
+            while self._unstarted and len(self.resident) < limit:
+                self._admit(self._unstarted.popleft())
             self._step()
             while self._ended:
                 self.resident.remove(self._ended.pop())
                 retired += 1
                 self.on_retire(retired, total)
+
+    @property
+    def waiting(self) -> int:
+        """Clusters that have not started."""
+        return len(self._unstarted)
+
+    def cancel_cluster(self) -> Triple | None:
+        """The first CTA of a cluster that will not start, since somebody else does its work; None: refused.
+
+        A cooperative grid starts as a whole, so that nothing is left to cancel.
+        """
+        if not self._unstarted or self.adversary.refuses_cancel():
+            return None
+        return self._corner(self._unstarted.popleft())
 
     def _step(self) -> None:
         if not self.ready and not self.pending:
@@ -327,11 +341,16 @@ class Machine:
 
     # ---- clusters come and go ----
 
+    def _corner(self, number: int) -> Triple:
+        """Coordinates of a cluster's first CTA."""
+        cx, cy, cz = self.cluster
+        nx, ny = self.grid[0] // cx, self.grid[1] // cy
+        return number % nx * cx, number // nx % ny * cy, number // (nx * ny) * cz
+
     def _admit(self, number: int) -> None:
         cluster = Cluster()
         cx, cy, cz = self.cluster
-        nx, ny = self.grid[0] // cx, self.grid[1] // cy
-        corner = (number % nx * cx, number // nx % ny * cy, number // (nx * ny) * cz)
+        corner = self._corner(number)
         threads = int(np.prod(self.block))
         for rank in range(cx * cy * cz):
             inside = (rank % cx, rank // cx % cy, rank // (cx * cy))

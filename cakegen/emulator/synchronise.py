@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cakegen.emulator.asynchronous import run_copy, run_mbarrier, run_store_async
 from cakegen.emulator.barriers import CountedBarrier
 from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.launch_control import run_launch_control
 from cakegen.emulator.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
 from cakegen.emulator.ptx import Instruction
 from cakegen.emulator.tcgen05 import run_tcgen05
@@ -65,6 +66,8 @@ def execute(machine: Machine, strand: Strand, instruction: Instruction, where: W
         _atomic(machine, strand, instruction, active)
     elif root in ("ld", "st"):
         _strong_access(machine, strand, instruction, active)
+    elif root == "clusterlaunchcontrol":
+        run_launch_control(machine, strand, instruction, active, where)
     elif root == "tcgen05":
         run_tcgen05(machine, strand, instruction, active, where)
     elif root == "trap":

@@ -10,6 +10,7 @@ from cakegen.emulator import tcgen05_access, tcgen05_alloc
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.operands import refused
 from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.tcgen05_copy import run_tensor_copy
 from cakegen.emulator.tcgen05_issue import run_commit, uncommitted
 from cakegen.emulator.tcgen05_mma import run_mma
 
@@ -35,6 +36,8 @@ def run_tcgen05(machine: Machine, strand: Strand, instruction: Instruction, acti
     what = instruction.parts[1]
     if what == "mma":
         run_mma(machine, strand, instruction, active)
+    elif what == "cp":
+        run_tensor_copy(machine, strand, instruction, active)
     elif what == "commit":
         run_commit(machine, strand, instruction, active, where)
     elif what == "fence::after_thread_sync":

@@ -64,22 +64,30 @@ def access_map(shape: str, count: int, half_split: int) -> AccessMap | None:
 
 @dataclass(frozen=True)
 class _Access:
-    """One decoded tcgen05.ld or st of a warp."""
+    """One decoded tcgen05.ld or st of a warp.
+
+    Parameters
+    ----------
+    packed
+        A register holds the low halves of two columns, from the one in `columns` on.
+    """
 
     registers: tuple[Register, ...]
     lanes: Array
     columns: Array
     regions: tuple[Region, ...]
+    packed: bool
 
 
 def _decode_access(strand: Strand, instruction: Instruction, address: Operand, vector: Operand) -> _Access:
-    shape, repeat = instruction.parts[4:6]
+    shape, repeat, *rest = instruction.parts[4:]
+    packed = rest[:1] == [{"ld": "pack::16b", "st": "unpack::16b"}[instruction.parts[1]]]
     half = instruction.operands[2 if instruction.parts[1] == "ld" else 1] if shape == "16x32bx2" else Immediate(0)
     items = vector.items if isinstance(vector, Vector) else ()
     registers = tuple(item for item in items if isinstance(item, Register))
     count = int(repeat[1:]) if repeat[1:].isdigit() else 0
     mapped = access_map(shape, count, half.value) if isinstance(half, Immediate) else None
-    if mapped is None or len(registers) != len(mapped.lanes) or instruction.parts[6:] != ("b32",):
+    if mapped is None or len(registers) != len(mapped.lanes) or rest[packed:] != ["b32"]:
         raise refused(instruction)
     assert isinstance(address, Address)
     at = uniform(strand, read_address(strand, address, "u4"), "a tensor memory address")
@@ -93,8 +101,11 @@ def _decode_access(strand: Strand, instruction: Instruction, address: Operand, v
             f"{quadrant + 31} only: needs a start at lane {' or '.join(map(str, allowed))}",
         )
     groups = slice(lane // GROUP_LANES, (lane + mapped.height) // GROUP_LANES)
-    regions = tuple(Region(groups, slice(column + first, column + first + size)) for first, size in mapped.spans)
-    return _Access(registers, mapped.lanes + lane, mapped.columns + column, regions)
+    wide = 2 if packed else 1
+    regions = tuple(
+        Region(groups, slice(column + wide * first, column + wide * (first + size))) for first, size in mapped.spans
+    )
+    return _Access(registers, mapped.lanes + lane, wide * mapped.columns + column, regions, packed)
 
 
 @dataclass(eq=False)
@@ -115,7 +126,10 @@ def load(machine: Machine, strand: Strand, instruction: Instruction) -> None:
         memory.hand_over(region, warp, "tcgen05.ld")
         _require_one_half(memory, region)
         memory.reads[region.marks] += 1
-    values = memory.cells.reshape(128, -1)[access.lanes, access.columns]
+    cells = memory.cells.reshape(128, -1)
+    values = cells[access.lanes, access.columns]
+    if access.packed:
+        values = values & np.uint32(0xFFFF) | cells[access.lanes, access.columns + 1] << np.uint32(16)
     token = InFlight(f"`{instruction.opcode}` at {instruction.place}", "tcgen05.ld's register")
     load = _Load(access, values, token)
     warp.tensor.loads.append(load)
@@ -167,8 +181,14 @@ def store(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     for region in access.regions:
         memory.begin_write(region, owner)
     values = np.stack([read_lanes(strand, register, "u4") for register in access.registers])
-    memory.cells.reshape(128, -1)[access.lanes, access.columns] = values
-    memory.written.reshape(128, -1)[access.lanes, access.columns] = True
+    cells, written = memory.cells.reshape(128, -1), memory.written.reshape(128, -1)
+    if access.packed:
+        # the upper halves of the cells: the ISA does not say; zeros
+        cells[access.lanes, access.columns + 1] = values >> np.uint32(16)
+        written[access.lanes, access.columns + 1] = True
+        values = values & np.uint32(0xFFFF)
+    cells[access.lanes, access.columns] = values
+    written[access.lanes, access.columns] = True
     warp.tensor.stores.append((owner, access.regions))
 
 

@@ -75,6 +75,7 @@ class _Operands:
 
     d: int
     a: int
+    a_in_tensor_memory: bool
     b: int
     descriptor: InstructionDescriptor
     accumulate: bool
@@ -86,7 +87,7 @@ def run_mma(machine: Machine, strand: Strand, instruction: Instruction, active: 
     """`tcgen05.mma`: every active thread issues a whole one."""
     group = cta_group_of(machine, instruction)
     modifiers = set(instruction.parts[2:]) - {f"cta_group::{group}", "kind::f16"} - _COLLECTORS
-    if modifiers or "kind::f16" not in instruction.parts or isinstance(instruction.operands[1], Address):
+    if modifiers or "kind::f16" not in instruction.parts:
         raise refused(instruction)
     for lane in np.flatnonzero(active):
         operands = _read_operands(machine, strand, instruction, int(lane), group)
@@ -95,13 +96,15 @@ def run_mma(machine: Machine, strand: Strand, instruction: Instruction, active: 
 
 def _read_operands(machine: Machine, strand: Strand, instruction: Instruction, lane: int, group: int) -> _Operands:
     target, a, b, idesc, *rest = instruction.operands
+    in_tensor_memory = isinstance(a, Address)
     mask = rest[0] if isinstance(rest[0], Vector) else None
     rest = rest[1:] if mask else rest
     scale = rest[1].value if len(rest) == 2 and isinstance(rest[1], Immediate) else 0
     skipped = () if mask is None else _skipped_lanes(strand, mask, lane, group, instruction)
     return _Operands(
         int(read_address(strand, target, "u4")[lane]),
-        int(read_lanes(strand, a, "u8")[lane]),
+        int(read_address(strand, a, "u4")[lane] if in_tensor_memory else read_lanes(strand, a, "u8")[lane]),
+        in_tensor_memory,
         int(read_lanes(strand, b, "u8")[lane]),
         machine.tensor.decode(int(read_lanes(strand, idesc, "u4")[lane]), group),
         _predicate(strand, rest[0], lane),
@@ -147,14 +150,20 @@ def _issue(
         owner = queue.owners[key] = unit.new_owner(instruction, thread)
     for cta in pair:
         _claim(cta.tensor_memory, region, warp, owner, unit.strict, operands.accumulate)
-    a_bits, a_held = _gather(unit, pair, operands.a, shape.a_across, shape.m // cta_group, "a", shape.a_negated)
-    b_bits, b_held = _gather(unit, pair, operands.b, shape.b_across, shape.n // cta_group, "b", shape.b_negated)
+    issued = Issued(owner, [], [(cta.tensor_memory, region) for cta in pair])
+    if operands.a_in_tensor_memory:
+        a_bits = [_read_a(cta.tensor_memory, operands, cta_group, warp, thread, issued) for cta in pair]
+    else:
+        a_bits, held = _gather(unit, pair, operands.a, shape.a_across, shape.m // cta_group, "a", shape.a_negated)
+        issued.operands += held
+    b_bits, held = _gather(unit, pair, operands.b, shape.b_across, shape.n // cta_group, "b", shape.b_negated)
+    issued.operands += held
     b_all = b_bits[0] if cta_group == 1 else np.concatenate(b_bits)
     for number, cta in enumerate(pair):
         skipped = operands.skipped_lanes[number] if operands.skipped_lanes else None
         _accumulate(machine, cta.tensor_memory, region, a_bits[number], b_all, operands, cta_group, skipped)
     owner.in_flight += 1
-    queue.issued.append(Issued(owner, a_held + b_held, [(cta.tensor_memory, region) for cta in pair]))
+    queue.issued.append(issued)
 
 
 def _claim(memory: TensorMemory, region: Region, warp: Warp, owner: Owner, strict: bool, reads_d: bool) -> None:
@@ -170,6 +179,36 @@ def _claim(memory: TensorMemory, region: Region, warp: Warp, owner: Owner, stric
     if reads_d:
         memory.require_written(region, "tcgen05.mma with enable-input-d")
     memory.begin_write(region, owner)
+
+
+def _read_a(
+    memory: TensorMemory, operands: _Operands, cta_group: int, warp: Warp, thread: tuple[int, int], issued: Issued
+) -> Array:
+    """A from tensor memory: row m in the lane where D has it, two elements of K a column, the even one lowest.
+
+    A pair with M = 128 needs its 64 rows twice, in the lower and in the upper 64 lanes (PTX ISA 9.7.16.10.5).
+    """
+    shape = operands.descriptor
+    lane, column = split_address(operands.a)
+    if shape.a_across or lane != split_address(operands.d)[0]:
+        raise Fault("descriptor", f"A in tensor memory at lane {lane}: needs K-major elements, and the lane of D")
+    half_height = shape.m == GROUP_LANES * 4
+    region = Region(slice(lane // GROUP_LANES, 8, 2) if half_height else slice(0, 8), slice(column, column + 8))
+    memory.check_allocated(region, "tcgen05.mma (A)")
+    earlier = memory.writer_in(region)
+    if earlier is not None and (earlier.thread != thread or earlier.instruction.parts[1] != "cp"):
+        memory.refuse_writers(region, "tcgen05.mma (A)")
+    memory.hand_over(region, warp, "tcgen05.mma (A)", committed=True)
+    memory.require_written(region, "tcgen05.mma (A)")
+    memory.reads[region.marks] += 1
+    issued.reads.append((memory, region))
+    words = np.ascontiguousarray(memory.load(region)).reshape(-1, 8)
+    if cta_group == 2 and shape.m == LANES:
+        if (words[:64] != words[64:]).any():
+            raise Fault("descriptor", "A of a pair with M 128 differs between the lower and the upper 64 lanes")
+        words = words[:64]
+    bits = words.view(np.uint16)
+    return bits ^ _SIGN if shape.a_negated else bits
 
 
 def _gather(

@@ -69,21 +69,21 @@ class OperandTable:
     """Where the elements of operands lie in shared memory, computed once a descriptor."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bool, int], tuple[Array, Array]] = {}
+        self._known: dict[tuple[int, bool, int, int], tuple[Array, Array]] = {}
 
-    def operand(self, value: int, across: bool, rows: int, name: str) -> tuple[Array, Array]:
-        """(`[rows, 16]` indices of 16-bit elements, granules) of an operand of K = 16.
+    def operand(self, value: int, across: bool, rows: int, name: str, depth: int = _K) -> tuple[Array, Array]:
+        """(`[rows, depth]` indices of 16-bit elements, granules) of an operand.
 
         Parameters
         ----------
         across
             M- or N-major ("transposed"): elements along the rows are neighbours; else K-major.
         """
-        key = (value, across, rows)
+        key = (value, across, rows, depth)
         if key not in self._known:
             descriptor = decode_shared(value, name)
             (_check_across if across else _check_along)(descriptor, rows, name)
-            linear = descriptor.start + _offsets(descriptor, across, rows)
+            linear = descriptor.start + _offsets(descriptor, across, rows, depth)
             # bits 4 and up of the absolute address are xored with bits 7 and up (PTX ISA 5.5.7)
             bits = descriptor.row_bytes // GRANULE - 1
             swizzled = linear ^ ((linear >> 7 & bits) << 4)
@@ -91,9 +91,9 @@ class OperandTable:
         return self._known[key]
 
 
-def _offsets(descriptor: SharedDescriptor, across: bool, rows: int) -> Array:
-    """Byte offsets of elements `[rows, 16]` from the start, before the swizzle."""
-    r, k = np.arange(rows)[:, None], np.arange(_K)[None, :]
+def _offsets(descriptor: SharedDescriptor, across: bool, rows: int, depth: int) -> Array:
+    """Byte offsets of elements `[rows, depth]` from the start, before the swizzle (PTX ISA 9.7.16.10.2)."""
+    r, k = np.arange(rows)[:, None], np.arange(depth)[None, :]
     width, lbo, sbo = descriptor.row_bytes, descriptor.leading, descriptor.stride
     if not across:
         inner = k // 8 * lbo + k % 8 * 2 if width == 16 else k * 2

@@ -9,6 +9,7 @@ One line of a function is one instruction, so that a traceback's line says where
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 from cakegen.emulator import lane_ops
 from cakegen.emulator.expressions import BANK_TYPES, TYPES, ExpressionWriter, environment
 from cakegen.emulator.fences import decode_fence
+from cakegen.emulator.launch_control import query_text
 from cakegen.emulator.ptx import (
     Address,
     Instruction,
@@ -36,6 +38,7 @@ from cakegen.errors import EmulationError
 EXIT = -1
 # Executed by `synchronise`: warps meet here, or asynchronous work begins.
 STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap", "tcgen05"}
+STOPS |= {"clusterlaunchcontrol.try_cancel"}
 # No effect here: hints and register counts.
 _NO_EFFECT = {"setmaxnreg", "griddepcontrol", "nanosleep", "prefetch"}
 _STRONG = {"acquire", "release", "relaxed"}
@@ -184,6 +187,13 @@ class _BlockWriter:
             self._line(index, f"I[{index}](w)")
         elif root in _NO_EFFECT or (root == "bar" and instruction.parts[1] == "warp"):
             self._line(index, "pass")
+        elif root == "clusterlaunchcontrol":
+            target, response = instruction.operands
+            query = query_text(instruction, self._writer.read(response, "c16"), mask)
+            if query is None:
+                raise self._writer.refuse(instruction)
+            items = target.items if isinstance(target, Vector) else (target,)
+            self._line(index, self._assign_all(items, *query, mask))
         elif root == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
             self._line(index, self._pack_or_unpack(instruction, mask))
         elif self._writer.knows(root):
@@ -218,14 +228,16 @@ class _BlockWriter:
 
     def _pack_or_unpack(self, instruction: Instruction, mask: str) -> str:
         target, source = instruction.operands
-        whole = TYPES[instruction.parts[-1]]
+        wide = instruction.parts[-1] == "b128"
+        whole = "c16" if wide else TYPES[instruction.parts[-1]]
         vector = target if isinstance(target, Vector) else source
         assert isinstance(vector, Vector)
-        part = f"u{int(whole[1]) // len(vector.items)}"
+        part = f"u{int(whole[1:]) // len(vector.items)}"
         if isinstance(source, Vector):
             values = ", ".join(self._writer.read(item, part) for item in source.items)
-            return self._assign(target, f"pack([{values}], '{whole}')", f"u{whole[1]}", mask)
-        text = f"unpack({self._writer.read(source, f'u{whole[1]}')}, '{part}')"
+            kind = whole if wide else f"u{whole[1]}"
+            return self._assign(target, f"pack([{values}], '{whole}')", kind, mask)
+        text = f"unpack({self._writer.read(source, whole if wide else f'u{whole[1]}')}, '{part}')"
         return self._assign_all(vector.items, text, part, mask)
 
     def _assign_all(self, targets: tuple[Operand, ...], text: str, kind: str, mask: str) -> str:
@@ -259,6 +271,12 @@ class _BlockWriter:
 
     def _load(self, index: int, instruction: Instruction, mask: str) -> str:
         target, address = instruction.operands
+        if instruction.parts[-1] == "b128":
+            halves = dataclasses.replace(instruction, parts=(*instruction.parts[:-1], "v2", "b64"))
+            space, text, kind, length = self._access(halves, address, _LD_MODIFIERS)
+            name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
+            text = f"pack(list({name}(w, {text}, '{kind}', {length}, {mask}, {index})), 'c16')"
+            return self._assign(target, text, "c16", mask)
         space, text, kind, length = self._access(instruction, address, _LD_MODIFIERS)
         items = target.items if isinstance(target, Vector) else (target,)
         if space == "param":
@@ -340,4 +358,4 @@ def _strong(instruction: Instruction) -> str:
     return f", {GPU}" if "volatile" in instruction.parts else ""
 
 
-TYPES_BYTES = {"?": 1} | {f"{letter}{size}": size for letter in "iuf" for size in (1, 2, 4, 8)}
+TYPES_BYTES = {"?": 1, "c16": 16} | {f"{letter}{size}": size for letter in "iuf" for size in (1, 2, 4, 8)}

@@ -169,6 +169,7 @@ class Cta:
     warps: list[Warp] = field(default_factory=list)
     named: dict[int, CountedBarrier] = field(default_factory=dict)
     landings: int = 0
+    launches_refused: bool = False
     _groups: dict[tuple[int, int], tuple[Any, int]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -220,6 +221,7 @@ class Cta:
 
     def complete_bytes(self, offset: int, num_bytes: int) -> None:
         """Bytes have landed."""
+        self._refuse_exited()
         barrier = barrier_at(self, offset)
         if barrier.complete_bytes(num_bytes):
             self.machine.wake(barrier.waiters)
