@@ -55,7 +55,7 @@ def aligned(values: Any, dtype: Any = None) -> np.ndarray:
 def _launch(
     source: str,
     *values: Any,
-    grid: int = 1,
+    grid: int | tuple[int, int] = 1,
     block: int = 32,
     cluster: int = 1,
     smem: int = 0,
@@ -76,7 +76,9 @@ def _launch(
     maps = [value for value in values if hasattr(value, "box")]
     known = {buffer.base for buffer in buffers}
     assert all(record.address in known for record in maps)
-    shape = LaunchShape((grid, 1, 1), (block, 1, 1), (cluster, 1, 1), smem, cooperative)
+    shape = LaunchShape(
+        (grid, 1, 1) if isinstance(grid, int) else (*grid, 1), (block, 1, 1), (cluster, 1, 1), smem, cooperative
+    )
     program, memory = _compiled(source, arch), GlobalMemory(buffers)
     machine = Machine(program, memory, shape, arguments, adversary or Adversary("early"), **options)
     machine.run()
@@ -87,6 +89,17 @@ def _launch(
 def launch() -> Callable[..., Machine]:
     """Runs a CUDA text; see `_launch`."""
     return _launch
+
+
+@pytest.fixture
+def program() -> Callable[[str], str]:
+    """The text of a program in `kernels/`, for `launch`."""
+
+    def read(name: str) -> str:
+        roles = (KERNELS / "gemm_pair.cuh").read_text().replace("#pragma once", "")
+        return ("" if "one_cta" in name else roles) + (KERNELS / f"{name}.cu").read_text()
+
+    return read
 
 
 @pytest.fixture

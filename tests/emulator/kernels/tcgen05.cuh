@@ -116,4 +116,42 @@ __device__ __forceinline__ void tensor_load_16x256b_x1(u32 (&r)[4], u32 address)
                  : "memory");
 }
 
+// A box to this CTA whose bytes count on a barrier of the pair (PTX ISA 9.7.9.27).
+__device__ __forceinline__ void tma_load_3d_pair(
+    u32 destination, const TensorMap& map, i32 x, i32 y, i32 z, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(destination),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+        : "memory");
+}
+
+// The response to both CTAs of the cluster, at the same offsets (PTX ISA 9.7.13.17).
+__device__ __forceinline__ void try_cancel_multicast(u32 response, u32 barrier) {
+    asm volatile(
+        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128"
+        " [%0], [%1];" ::"r"(response),
+        "r"(barrier)
+        : "memory");
+}
+
+// x of the first CTA of the cluster whose place this one takes; -1: none.
+__device__ __forceinline__ i32 query_cancel(u32 response) {
+    u32 granted, x;
+    asm volatile(
+        "{ .reg .pred p; .reg .b128 r; ld.shared.b128 r, [%2];"
+        " clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, r; selp.u32 %0, 1, 0, p; mov.u32 %1, 0;"
+        " @p clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%1, _, _, _}, r; }"
+        : "=r"(granted), "=r"(x)
+        : "r"(response)
+        : "memory");
+    return granted ? static_cast<i32>(x) : -1;
+}
+
+__device__ __forceinline__ u32 tensor_base(u32 word) {
+    u32 base;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(base) : "r"(word) : "memory");
+    return base;
+}
+
 }  // namespace cake
