@@ -154,4 +154,58 @@ __device__ __forceinline__ u32 tensor_base(u32 word) {
     return base;
 }
 
+// For kernels of one test: barrier 0 for commits, the tensor memory's address at 8. All of the CTA's warps call both.
+template <u32 kGroup = 1>
+__device__ __forceinline__ u32 tensor_begin(u32 columns) {
+    const u32 smem = smem_base();
+    if (threadIdx.x == 0) {
+        mbarrier_init(smem, 1);
+        fence_mbarrier_init();
+    }
+    if (threadIdx.x / 32 == 0) tensor_alloc<kGroup>(smem + 8, columns);
+    tensor_fence_before();
+    fence_proxy_async_shared();
+    __syncthreads();
+    if constexpr (kGroup == 2) {
+        cluster_arrive();
+        cluster_wait();
+    }
+    tensor_fence_after();
+    return tensor_base(smem + 8);
+}
+
+template <u32 kGroup = 1>
+__device__ __forceinline__ void tensor_end(u32 base, u32 columns) {
+    tensor_fence_before();
+    __syncthreads();
+    if constexpr (kGroup == 2) {
+        cluster_arrive();
+        cluster_wait();
+    }
+    tensor_fence_after();
+    if (threadIdx.x / 32 == 0) {
+        tensor_relinquish<kGroup>();
+        tensor_dealloc<kGroup>(base, columns);
+    }
+}
+
+__device__ __forceinline__ void tensor_store_word(u32 address, u32 value) {
+    asm volatile("tcgen05.st.sync.aligned.32x32b.x1.b32 [%0], {%1};" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ u32 tensor_load_word(u32 address) {
+    u32 value;
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%0}, [%1];" : "=r"(value) : "r"(address) : "memory");
+    tensor_wait_loads();
+    return value;
+}
+
+// Lane t of this warp's quadrant, one column after another: `out [128, columns]`.
+__device__ __forceinline__ void tensor_dump(u32* out, u32 base, u32 columns) {
+    const u32 quadrant = threadIdx.x / 32 % 4 * 32;
+    for (u32 c = 0; c < columns; ++c) {
+        out[(threadIdx.x % 128) * columns + c] = tensor_load_word(base + (quadrant << 16) + c);
+    }
+}
+
 }  // namespace cake
