@@ -17,6 +17,7 @@ from cakegen.emulator.copies import (
     RemoteArrival,
     barrier_at,
     bulk_landing,
+    require_initialised,
     store_landing,
     tensor_landing,
 )
@@ -24,7 +25,7 @@ from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
 from cakegen.emulator.operands import locate, park, read_address, read_lanes, refused, write_lanes
 from cakegen.emulator.ptx import Address, Instruction, Operand, Sink, Vector
-from cakegen.emulator.vector_clock import CTA, EXECUTED, SCOPES
+from cakegen.emulator.vector_clock import CTA, SCOPES
 
 if TYPE_CHECKING:
     from cakegen.emulator.clocks import Thread
@@ -64,7 +65,7 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
         if what == "init":
             cta.init_barrier(offset, int(count[lane]), thread)
             continue
-        _require_initialised(thread, barrier_at(cta, offset))
+        require_initialised(thread, barrier_at(cta, offset))
         if what == "inval":
             del cta.shared.barriers[offset]
         elif what == "expect_tx":
@@ -92,15 +93,6 @@ def _scope(instruction: Instruction) -> int | None:
     return next((SCOPES[part] for part in instruction.parts[2:] if part in SCOPES), CTA)
 
 
-def _require_initialised(thread: Thread | None, barrier: MBarrier) -> None:
-    if (
-        thread is not None
-        and barrier.order is not None
-        and not thread.clock.knows(EXECUTED, *barrier.order.initialised)
-    ):
-        raise Fault("race", f"{barrier} is used, and nothing orders that behind its mbarrier.init")
-
-
 def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
     """`try_wait.parity`: parks where it would fail, until the barrier's phase changes; may fail first."""
     if "parity" not in instruction.parts:
@@ -117,7 +109,7 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
         here = (addresses == np.uint32(address)) & (parities == np.uint32(parity))
         if parity > 1:
             raise Fault("barrier", f"{barrier}: waited for with parity {parity}")
-        _require_initialised(strand.warp.thread, barrier)
+        require_initialised(strand.warp.thread, barrier)
         passed = barrier.has_completed(parity)
         done |= here & passed
         completed += [barrier] * passed

@@ -335,3 +335,13 @@ def barrier_at(cta: Cta, offset: int) -> MBarrier:
     if barrier is None:
         raise Fault("barrier", f"no mbarrier lives at {cta.barrier_name(offset)}")
     return barrier
+
+
+def require_initialised(thread: Thread | None, barrier: MBarrier) -> None:
+    """Refuse the use of a barrier that nothing orders behind its initialisation."""
+    if (
+        thread is not None
+        and barrier.order is not None
+        and not thread.clock.knows(EXECUTED, *barrier.order.initialised)
+    ):
+        raise Fault("race", f"{barrier} is used, and nothing orders that behind its mbarrier.init")

@@ -19,7 +19,7 @@ from cakegen.emulator.tensor_memory import Region, split_address
 
 if TYPE_CHECKING:
     from cakegen.emulator.machine import Machine
-    from cakegen.emulator.warp import Strand, Warp
+    from cakegen.emulator.warp import Strand
 
 Array = NDArray[Any]
 
@@ -43,12 +43,12 @@ def run_tensor_copy(machine: Machine, strand: Strand, instruction: Instruction, 
     targets = read_address(strand, instruction.operands[0], "u4")
     sources = read_lanes(strand, instruction.operands[1], "u8")
     for lane in np.flatnonzero(active):
-        _copy(machine, strand.warp, int(lane), instruction, shape, int(targets[lane]), int(sources[lane]), group)
+        _copy(machine, strand, int(lane), instruction, shape, int(targets[lane]), int(sources[lane]), group)
 
 
 def _copy(
     machine: Machine,
-    warp: Warp,
+    strand: Strand,
     thread_lane: int,
     instruction: Instruction,
     shape: tuple[str, ...],
@@ -61,19 +61,21 @@ def _copy(
     lane, column = split_address(target)
     if lane:
         raise Fault("descriptor", f"tcgen05.cp to lane {lane}; needs lane 0")
+    warp = strand.warp
     unit, thread = machine.tensor, (warp.number, thread_lane)
     elements, granules = unit.table.operand(source, False, rows, "tcgen05.cp", 2 * columns)
     region = Region(slice(0, 8), slice(column, column + columns))
     owner = unit.new_owner(instruction, thread)
-    issued = Issued(owner, [], [])
+    issued, queue = Issued(owner, [], []), unit.queue(thread)
+    stamp = queue.unit(warp.at(strand.pc - 1, np.arange(32) == thread_lane), warp.cta.index, "tcgen05.cp")
     for cta in pair_of(warp.cta, cta_group):
         memory, shared = cta.tensor_memory, cta.shared
         memory.check_allocated(region, "tcgen05.cp")
         memory.refuse_writers(region, "tcgen05.cp", owner, same_thread=not unit.strict)
         memory.refuse_readers(region, "tcgen05.cp")
-        memory.hand_over(region, warp, "tcgen05.cp", committed=True)
+        memory.hand_over(region, warp, "tcgen05.cp", stamp)
         check_reach(granules, shared.num_bytes, "of tcgen05.cp")
-        shared.begin_read(granules, "tcgen05.cp")
+        queue.hold(warp.thread, shared, granules, "tcgen05.cp")
         words = np.ascontiguousarray(shared.data.view(np.uint16)[elements]).view(np.uint32)
         quadrants = words.reshape(-1, 32, columns)[list(blocks)]
         memory.begin_write(region, owner)
@@ -81,4 +83,4 @@ def _copy(
         issued.operands.append((shared, granules))
         issued.writes.append((memory, region))
     owner.in_flight += 1
-    unit.queue(thread).issued.append(issued)
+    queue.issued.append(issued)

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.copies import Pending, barrier_at
+from cakegen.emulator.copies import Pending, barrier_at, require_initialised
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import SHARED_WINDOW
 from cakegen.emulator.operands import locate, read_address, read_lanes, refused
 from cakegen.emulator.ptx import Instruction
 from cakegen.emulator.tensor_descriptors import InstructionDescriptor, OperandTable, decode_instruction
 from cakegen.emulator.tensor_memory import Owner, Region, TensorMemory
+from cakegen.emulator.vector_clock import CLUSTER, Released
 
 if TYPE_CHECKING:
+    from cakegen.emulator.clocks import Thread as ClockThread
     from cakegen.emulator.machine import Machine
     from cakegen.emulator.memory import SharedMemory
     from cakegen.emulator.warp import Cta, Strand
@@ -59,11 +61,39 @@ class Issued:
 
 @dataclass(eq=False)
 class IssueQueue:
-    """What one thread has issued and no arrival has covered, and its arrivals on their way."""
+    """What one thread has issued and no arrival has covered, and its arrivals on their way.
+
+    For the checker of happens-before it is a unit: what a commit covers is complete at the commit's number.
+
+    Parameters
+    ----------
+    slot
+        Of the unit; -1 until it is needed.
+    access
+        The number of the accesses that the next commit will cover; 0: none yet.
+    """
 
     issued: list[Issued] = field(default_factory=list)
     arrivals: list[CommitArrival] = field(default_factory=list)
     owners: dict[tuple[int, int, int], Owner] = field(default_factory=dict)
+    slot: int = -1
+    access: int = 0
+    commits: int = 0
+
+    def unit(self, thread: ClockThread | None, cta: int, what: str) -> tuple[int, int]:
+        """Slot and time of what is issued now."""
+        if thread is not None:
+            if self.slot < 0:
+                self.slot = thread.clocks.new_unit(cta)
+            if not self.access:
+                self.access = thread.clocks.begin(thread, what, self.slot, self.commits + 1)
+        return self.slot, self.commits + 1
+
+    def hold(self, thread: ClockThread | None, shared: SharedMemory, granules: Array, what: str) -> None:
+        """Something issued reads shared memory, by the asynchronous proxy, until it is complete."""
+        shared.begin_read(granules, what)
+        if thread is not None:
+            thread.clocks.begin_read(thread, self.access, thread.clocks.shadow(shared), granules)
 
 
 class TensorUnit:
@@ -135,6 +165,8 @@ class CommitArrival(Pending):
     cta: Cta
     barrier_offset: int
     what: str
+    time: int
+    released: Released | None
     where: Where | None = None
 
     def complete(self) -> None:
@@ -152,7 +184,10 @@ class CommitArrival(Pending):
             each.retire()
         self.queue.issued = [each for each in self.queue.issued if not each.retired]
         self.cta.landings -= 1
-        self.cta.arrive(self.barrier_offset, 1)
+        order = barrier_at(self.cta, self.barrier_offset).order
+        if order is not None and self.queue.slot >= 0:
+            order.arrivals.land(self.queue.slot, self.time, self.cta.position, CLUSTER)
+        self.cta.arrive(self.barrier_offset, 1, released=self.released)
 
 
 def run_commit(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
@@ -166,6 +201,7 @@ def run_commit(machine: Machine, strand: Strand, instruction: Instruction, activ
     narrow = "shared::cluster" in parts
     addresses = read_address(strand, instruction.operands[0], "u4" if narrow else "u8")
     masks = read_lanes(strand, instruction.operands[1], "u2") if multicast else None
+    thread = strand.warp.at(strand.pc - 1, active)
     for lane in np.flatnonzero(active):
         address = int(addresses[lane]) - (0 if narrow else SHARED_WINDOW)
         cta, offset = locate(strand, address, True)
@@ -174,9 +210,12 @@ def run_commit(machine: Machine, strand: Strand, instruction: Instruction, activ
             targets = [strand.warp.cta.peer(rank) for rank in range(16) if int(masks[lane]) >> rank & 1]
         queue = machine.tensor.queue((strand.warp.number, int(lane)))
         covered = list(queue.issued)
+        queue.commits, queue.access = queue.commits + 1, 0
+        released = None if thread is None else thread.released(CLUSTER)
+        what = "the arrival of a tcgen05.commit"
         for target in targets:
-            barrier_at(target, offset)
-            arrival = CommitArrival(queue, covered, target, offset, "the arrival of a tcgen05.commit", where)
+            require_initialised(thread, barrier_at(target, offset))
+            arrival = CommitArrival(queue, covered, target, offset, what, queue.commits, released, where)
             target.landings += 1
             queue.arrivals.append(arrival)
             machine.issue(arrival)

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.operands import read_address, read_lanes, refused
 from cakegen.emulator.ptx import Address, Immediate, Instruction, Negated, Operand, Register, Vector
-from cakegen.emulator.tcgen05_issue import Issued, TensorUnit, cta_group_of, pair_of
+from cakegen.emulator.tcgen05_issue import Issued, cta_group_of, pair_of
 from cakegen.emulator.tensor_descriptors import InstructionDescriptor, check_reach
-from cakegen.emulator.tensor_memory import GROUP_LANES, LANES, Owner, Region, TensorMemory, split_address
+from cakegen.emulator.tensor_memory import GROUP_LANES, LANES, Region, TensorMemory, split_address
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
     from cakegen.emulator.machine import Machine
-    from cakegen.emulator.memory import SharedMemory
-    from cakegen.emulator.warp import Cta, Strand, Warp
+    from cakegen.emulator.warp import Strand
 
 Array = NDArray[Any]
 
@@ -91,7 +90,7 @@ def run_mma(machine: Machine, strand: Strand, instruction: Instruction, active: 
         raise refused(instruction)
     for lane in np.flatnonzero(active):
         operands = _read_operands(machine, strand, instruction, int(lane), group)
-        _issue(machine, strand.warp, int(lane), instruction, operands, group)
+        _Mma(machine, strand, int(lane), instruction, operands, group).issue()
 
 
 def _read_operands(machine: Machine, strand: Strand, instruction: Instruction, lane: int, group: int) -> _Operands:
@@ -137,117 +136,110 @@ def _skipped_lanes(
     return (bits.reshape(8, GROUP_LANES) != 0,) * cta_group
 
 
-def _issue(
-    machine: Machine, warp: Warp, lane: int, instruction: Instruction, operands: _Operands, cta_group: int
-) -> None:
-    unit, thread = machine.tensor, (warp.number, lane)
-    queue, shape = unit.queue(thread), operands.descriptor
-    pair = pair_of(warp.cta, cta_group)
-    region = accumulator_region(operands.d, shape.m, shape.n, cta_group)
-    key = (operands.d, shape.m, shape.n)
-    owner = queue.owners.get(key)
-    if owner is None or not owner.in_flight:
-        owner = queue.owners[key] = unit.new_owner(instruction, thread)
-    for cta in pair:
-        _claim(cta.tensor_memory, region, warp, owner, unit.strict, operands.accumulate)
-    issued = Issued(owner, [], [(cta.tensor_memory, region) for cta in pair])
-    if operands.a_in_tensor_memory:
-        a_bits = [_read_a(cta.tensor_memory, operands, cta_group, warp, thread, issued) for cta in pair]
-    else:
-        a_bits, held = _gather(unit, pair, operands.a, shape.a_across, shape.m // cta_group, "a", shape.a_negated)
-        issued.operands += held
-    b_bits, held = _gather(unit, pair, operands.b, shape.b_across, shape.n // cta_group, "b", shape.b_negated)
-    issued.operands += held
-    b_all = b_bits[0] if cta_group == 1 else np.concatenate(b_bits)
-    for number, cta in enumerate(pair):
-        skipped = operands.skipped_lanes[number] if operands.skipped_lanes else None
-        _accumulate(machine, cta.tensor_memory, region, a_bits[number], b_all, operands, cta_group, skipped)
-    owner.in_flight += 1
-    queue.issued.append(issued)
+class _Mma:
+    """One mma as it is issued, by one thread, for its CTA or its pair."""
 
+    def __init__(
+        self, machine: Machine, strand: Strand, lane: int, instruction: Instruction, operands: _Operands, cta_group: int
+    ) -> None:
+        shape = operands.descriptor
+        self._machine, self._unit, self._warp = machine, machine.tensor, strand.warp
+        self._operands, self._shape, self._cta_group = operands, shape, cta_group
+        self._pair = pair_of(strand.warp.cta, cta_group)
+        self._region = accumulator_region(operands.d, shape.m, shape.n, cta_group)
+        thread = (strand.warp.number, lane)
+        self._queue = self._unit.queue(thread)
+        key = (operands.d, shape.m, shape.n)
+        owner = self._queue.owners.get(key)
+        if owner is None or not owner.in_flight:
+            owner = self._queue.owners[key] = self._unit.new_owner(instruction, thread)
+        clock = strand.warp.at(strand.pc - 1, np.arange(32) == lane)
+        self._stamp = self._queue.unit(clock, strand.warp.cta.index, "tcgen05.mma")
+        self._issued = Issued(owner, [], [(cta.tensor_memory, self._region) for cta in self._pair])
 
-def _claim(memory: TensorMemory, region: Region, warp: Warp, owner: Owner, strict: bool, reads_d: bool) -> None:
-    """Check that D is free for this mma, and mark it."""
-    memory.check_allocated(region, "tcgen05.mma")
-    if strict and warp.tensor.unfenced:
-        raise Fault(
-            "fence", "tcgen05.mma after a wait, and no tcgen05.fence::after_thread_sync between (practice mode allows)"
-        )
-    memory.refuse_writers(region, "tcgen05.mma", owner, same_thread=not strict)
-    memory.refuse_readers(region, "tcgen05.mma")
-    memory.hand_over(region, warp, "tcgen05.mma", committed=True)
-    if reads_d:
-        memory.require_written(region, "tcgen05.mma with enable-input-d")
-    memory.begin_write(region, owner)
+    def issue(self) -> None:
+        """Claim D, hold the operands, and add up."""
+        shape, operands = self._shape, self._operands
+        for cta in self._pair:
+            self._claim(cta.tensor_memory)
+        if operands.a_in_tensor_memory:
+            a_bits = [self._read_a(cta.tensor_memory) for cta in self._pair]
+        else:
+            a_bits = self._gather("a", operands.a, shape.m, shape.a_across, shape.a_negated)
+        b_bits = self._gather("b", operands.b, shape.n, shape.b_across, shape.b_negated)
+        b_all = b_bits[0] if self._cta_group == 1 else np.concatenate(b_bits)
+        for number, cta in enumerate(self._pair):
+            skipped = operands.skipped_lanes[number] if operands.skipped_lanes else None
+            self._accumulate(cta.tensor_memory, a_bits[number], b_all, skipped)
+        self._issued.owner.in_flight += 1
+        self._queue.issued.append(self._issued)
 
+    def _claim(self, memory: TensorMemory) -> None:
+        """Check that D is free, and mark it."""
+        region, owner, strict = self._region, self._issued.owner, self._unit.strict
+        memory.check_allocated(region, "tcgen05.mma")
+        if strict and self._warp.tensor.unfenced:
+            raise Fault(
+                "fence", "tcgen05.mma behind a wait, and no tcgen05.fence::after_thread_sync between (a strict order)"
+            )
+        memory.refuse_writers(region, "tcgen05.mma", owner, same_thread=not strict)
+        memory.refuse_readers(region, "tcgen05.mma")
+        memory.hand_over(region, self._warp, "tcgen05.mma", self._stamp)
+        if self._operands.accumulate:
+            memory.require_written(region, "tcgen05.mma with enable-input-d")
+        memory.begin_write(region, owner)
 
-def _read_a(
-    memory: TensorMemory, operands: _Operands, cta_group: int, warp: Warp, thread: tuple[int, int], issued: Issued
-) -> Array:
-    """A from tensor memory: row m in the lane where D has it, two elements of K a column, the even one lowest.
+    def _read_a(self, memory: TensorMemory) -> Array:
+        """A from tensor memory: row m in the lane where D has it, two elements of K a column, the even one lowest.
 
-    A pair with M = 128 needs its 64 rows twice, in the lower and in the upper 64 lanes (PTX ISA 9.7.16.10.5).
-    """
-    shape = operands.descriptor
-    lane, column = split_address(operands.a)
-    if shape.a_across or lane != split_address(operands.d)[0]:
-        raise Fault("descriptor", f"A in tensor memory at lane {lane}: needs K-major elements, and the lane of D")
-    half_height = shape.m == GROUP_LANES * 4
-    region = Region(slice(lane // GROUP_LANES, 8, 2) if half_height else slice(0, 8), slice(column, column + 8))
-    memory.check_allocated(region, "tcgen05.mma (A)")
-    earlier = memory.writer_in(region)
-    if earlier is not None and (earlier.thread != thread or earlier.instruction.parts[1] != "cp"):
-        memory.refuse_writers(region, "tcgen05.mma (A)")
-    memory.hand_over(region, warp, "tcgen05.mma (A)", committed=True)
-    memory.require_written(region, "tcgen05.mma (A)")
-    memory.reads[region.marks] += 1
-    issued.reads.append((memory, region))
-    words = np.ascontiguousarray(memory.load(region)).reshape(-1, 8)
-    if cta_group == 2 and shape.m == LANES:
-        if (words[:64] != words[64:]).any():
-            raise Fault("descriptor", "A of a pair with M 128 differs between the lower and the upper 64 lanes")
-        words = words[:64]
-    bits = words.view(np.uint16)
-    return bits ^ _SIGN if shape.a_negated else bits
+        A pair with M = 128 needs its 64 rows twice, in the lower and in the upper 64 lanes (PTX ISA 9.7.16.10.5).
+        """
+        shape, what = self._shape, "tcgen05.mma (A)"
+        lane, column = split_address(self._operands.a)
+        if shape.a_across or lane != split_address(self._operands.d)[0]:
+            raise Fault("descriptor", f"A in tensor memory at lane {lane}: needs K-major elements, and the lane of D")
+        region = Region(self._region.groups, slice(column, column + 8))
+        memory.check_allocated(region, what)
+        earlier = memory.writer_in(region)
+        if earlier is not None and (earlier.thread != self._issued.owner.thread or not earlier.is_copy):
+            memory.refuse_writers(region, what)
+        memory.hand_over(region, self._warp, what, self._stamp)
+        memory.require_written(region, what)
+        memory.reads[region.marks] += 1
+        self._issued.reads.append((memory, region))
+        words = np.ascontiguousarray(memory.load(region)).reshape(-1, 8)
+        if self._cta_group == 2 and shape.m == LANES:
+            if (words[:64] != words[64:]).any():
+                raise Fault("descriptor", "A of a pair with M 128 differs between the lower and the upper 64 lanes")
+            words = words[:64]
+        bits = words.view(np.uint16)
+        return bits ^ _SIGN if shape.a_negated else bits
 
+    def _gather(self, name: str, descriptor: int, rows: int, across: bool, negated: bool) -> list[Array]:
+        """An operand's bits `[rows of a CTA, 16]` from each CTA's shared memory, at one descriptor."""
+        elements, granules = self._unit.table.operand(descriptor, across, rows // self._cta_group, name)
+        found = []
+        for cta in self._pair:
+            check_reach(granules, cta.shared.num_bytes, name)
+            self._queue.hold(self._warp.thread, cta.shared, granules, "tcgen05.mma")
+            self._issued.operands.append((cta.shared, granules))
+            bits = cta.shared.data.view(np.uint16)[elements]
+            found.append(bits ^ _SIGN if negated else bits)
+        return found
 
-def _gather(
-    unit: TensorUnit, pair: list[Cta], value: int, across: bool, rows: int, name: str, negated: bool
-) -> tuple[list[Array], list[tuple[SharedMemory, Array]]]:
-    """An operand's bits `[rows, 16]` from each CTA's shared memory, at one descriptor; and what they hold."""
-    elements, granules = unit.table.operand(value, across, rows, name)
-    found, held = [], []
-    for cta in pair:
-        check_reach(granules, cta.shared.num_bytes, name)
-        cta.shared.begin_read(granules, "tcgen05.mma")
-        bits = cta.shared.data.view(np.uint16)[elements]
-        found.append(bits ^ _SIGN if negated else bits)
-        held.append((cta.shared, granules))
-    return found, held
-
-
-def _accumulate(
-    machine: Machine,
-    memory: TensorMemory,
-    region: Region,
-    a_bits: Array,
-    b_bits: Array,
-    operands: _Operands,
-    cta_group: int,
-    skipped: Array | None,
-) -> None:
-    m = operands.descriptor.m
-    if operands.accumulate:
-        sums = _to_matrix(memory.load(region), m, cta_group)
-        if operands.scale_exponent:
-            sums = sums * np.float32(2.0**-operands.scale_exponent)
-    else:
-        sums = np.zeros((a_bits.shape[0], b_bits.shape[0]), np.float32)
-    cells = _to_cells(machine.multiply_add(a_bits, b_bits, sums), m, cta_group)
-    if skipped is None:
-        memory.store(region, cells)
-        return
-    kept = np.broadcast_to(skipped[region.groups][:, :, None], cells.shape)
-    written = memory.written[region.cells] | ~kept
-    memory.store(region, np.where(kept, memory.load(region), cells.view(np.uint32)))
-    memory.written[region.cells] = written
+    def _accumulate(self, memory: TensorMemory, a_bits: Array, b_bits: Array, skipped: Array | None) -> None:
+        m, region, group = self._shape.m, self._region, self._cta_group
+        if self._operands.accumulate:
+            sums = _to_matrix(memory.load(region), m, group)
+            if self._operands.scale_exponent:
+                sums = sums * np.float32(2.0**-self._operands.scale_exponent)
+        else:
+            sums = np.zeros((a_bits.shape[0], b_bits.shape[0]), np.float32)
+        cells = _to_cells(self._machine.multiply_add(a_bits, b_bits, sums), m, group)
+        if skipped is None:
+            memory.store(region, cells)
+            return
+        kept = np.broadcast_to(skipped[region.groups][:, :, None], cells.shape)
+        written = memory.written[region.cells] | ~kept
+        memory.store(region, np.where(kept, memory.load(region), cells.view(np.uint32)))
+        memory.written[region.cells] = written

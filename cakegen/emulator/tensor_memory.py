@@ -1,4 +1,4 @@
-"""Tensor memory of one CTA: cells, allocation, and what is in flight. Imports numpy and faults.
+"""Tensor memory of one CTA: cells, allocation, and what is in flight. Imports numpy, faults, vector_clock.
 
 128 lanes x 512 columns of 32-bit cells (PTX ISA 9.7.16.1). Nothing is initialised: a fresh allocation holds NaNs that
 no value of a program has. What asynchronous instructions still read or write is marked in groups of 16 lanes, the
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
+from cakegen.emulator.vector_clock import EXECUTED
 
 if TYPE_CHECKING:
     from cakegen.emulator.ptx import Instruction
@@ -62,6 +63,11 @@ class Owner:
     thread: tuple[int, int]
     number: int
     in_flight: int = 0
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is a tcgen05.cp, behind which the ISA orders mmas of its thread."""
+        return self.instruction.parts[1] == "cp"
 
     def __str__(self) -> str:
         """The instruction and where it stands."""
@@ -125,6 +131,8 @@ class TensorMemory:
     owners: dict[int, Owner] = field(default_factory=dict)
     last_warp: Array = field(default_factory=lambda: np.full((8, COLUMNS), -1, np.int64))
     last_access: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), np.int64))
+    # slot << 32 | time of the last access, for the checker of happens-before
+    last_stamp: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), np.int64))
     touched_by: dict[int, Warp] = field(default_factory=dict)
 
     # ---- allocation ----
@@ -215,35 +223,43 @@ class TensorMemory:
                 f"{what} writes {region}, which a tcgen05.ld without its wait::ld, or an mma, may still read",
             )
 
-    def hand_over(self, region: Region, warp: Warp, what: str, committed: bool = False) -> None:
-        """A warp touches cells: another that touched them last must have fenced, and so must this one.
+    def hand_over(self, region: Region, warp: Warp, what: str, unit: tuple[int, int] | None = None) -> None:
+        """A warp touches cells: another that touched them last must come before, and both must have fenced.
 
         Parameters
         ----------
-        committed
-            The access is covered by a `tcgen05.commit`, which is a fence before its arrival.
+        unit
+            Of an access that a `tcgen05.commit` will cover, which is a fence before its arrival: the unit's slot and
+            the time that the commit brings it to.
         """
-        last, numbers = self.last_warp[region.marks], self.last_access[region.marks]
+        last = self.last_warp[region.marks]
         others = (last >= 0) & (last != warp.number)
         if others.any():
-            if warp.tensor.unfenced:
-                raise Fault(
-                    "fence",
-                    f"{what} touches {region}, which another warp touched last: no tcgen05.fence::after_thread_sync "
-                    "stands between it and the wait before it",
-                )
-            for number in np.unique(last[others]):
-                other = self.touched_by[int(number)]
-                if int(numbers[last == number].max()) > other.tensor.fenced:
-                    raise Fault(
-                        "fence",
-                        f"{what} touches {region}, which CTA {other.cta.index} warp {other.index} touched last: it has "
-                        "executed no tcgen05.fence::before_thread_sync since",
-                    )
+            self._require_order(region, warp, what, last, others)
         warp.tensor.accesses += 1
         self.touched_by[warp.number] = warp
         self.last_warp[region.marks] = warp.number
-        self.last_access[region.marks] = 0 if committed else warp.tensor.accesses
+        self.last_access[region.marks] = warp.tensor.accesses if unit is None else 0
+        if warp.thread is not None:
+            slot, time = unit or (warp.thread.slot, warp.thread.now)
+            self.last_stamp[region.marks] = slot << 32 | time
+
+    def _require_order(self, region: Region, warp: Warp, what: str, last: Array, others: Array) -> None:
+        numbers, stamps = self.last_access[region.marks], self.last_stamp[region.marks]
+        for number in np.unique(last[others]):
+            other = self.touched_by[int(number)]
+            who = f"{what} touches {region}, which CTA {other.cta.index} warp {other.index} touched last"
+            for stamp in map(int, np.unique(stamps[last == number])):
+                thread = warp.thread
+                if thread is not None and not thread.clock.knows(EXECUTED, stamp >> 32, stamp & 0xFFFFFFFF):
+                    raise Fault("race", f"{who}, and nothing orders the two")
+            if warp.tensor.unfenced:
+                raise Fault(
+                    "fence",
+                    f"{who}: no tcgen05.fence::after_thread_sync stands between it and the wait before it",
+                )
+            if int(numbers[last == number].max()) > other.tensor.fenced:
+                raise Fault("fence", f"{who}: it has executed no tcgen05.fence::before_thread_sync since")
 
     def begin_write(self, region: Region, owner: Owner) -> None:
         """Cells are in flight until `end_write`."""

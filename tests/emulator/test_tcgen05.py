@@ -224,6 +224,16 @@ FAULTS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "pending-read",
         "still read",
     ),
+    "operand written without a proxy fence": (
+        (STAGE, SETUP.replace("fence_proxy_async_shared();", ""), ISSUE, WAIT, READ, TEARDOWN),
+        "proxy",
+        "no fence.proxy.async",
+    ),
+    "operand written by others without a barrier": (
+        (SETUP, STAGE, "fence_proxy_async_shared();", ISSUE, WAIT, READ, TEARDOWN),
+        "race|unwritten-read",
+        "shared offset",
+    ),
     "operand that nothing wrote": ((SETUP, ISSUE, WAIT, READ, TEARDOWN), "unwritten-read", "tcgen05.mma"),
     "descriptor of the generation before": (
         (STAGE, SETUP, ISSUE.replace("0, 1024, 2)", "0, 1024, 2) & ~(1ull << 46)"), WAIT, READ, TEARDOWN),

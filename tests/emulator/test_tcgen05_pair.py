@@ -89,7 +89,12 @@ def test_pair_of_128_rows_holds_the_columns_halves_below_each_other(
         ("tensor_commit_multicast<2>(smem, 3)", "tensor_commit<2>(smem)", "deadlock", "waits for parity 0"),
         ("tensor_commit_multicast<2>(smem, 3)", "tensor_commit_multicast<2>(smem, 7)", "out-of-bounds", "rank 2"),
         ("tensor_mma<2>", "tensor_mma<1>", "descriptor", "mixes"),
-        ("if (rank == 0 && t == 0)", "if (t == 0)", "pending-write|deadlock", "still writes|parity 0"),
+        (
+            "if (rank == 0 && t == 0)",
+            "if (t == 0)",
+            "pending-write|deadlock|race",
+            "still writes|parity 0|nothing orders",
+        ),
         ("row < M / 2 ?", "row < M / 2 && rank ? a : row < M / 2 ?", "", ""),
     ],
 )
