@@ -17,6 +17,7 @@ COMMANDS = {
     "bundle": "cakegen.cli.bundle:bundle_command",
     "cache": "cakegen.cli.cache:cache_command",
     "emulate": "cakegen.cli.emulate:emulate_command",
+    "mutate": "cakegen.cli.mutate:mutate_command",
     "bench": "cakegen.cli.bench:bench_command",
     "doctor": "cakegen.cli.doctor:doctor_command",
     "demo": "cakegen.cli.demo:demo_command",

@@ -63,13 +63,19 @@ class LaunchReport:
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: the adversary's schedule and seed, and the tensor core's arithmetic (`hopper` or `wide`);
-    whether the order of accesses is checked (races, proxies)."""
+    """How to run: the adversary's schedule and seed, and the tensor core's arithmetic (`hopper` or `wide`).
+
+    `checks` says whether the order of accesses is checked (races, proxies). A launch that still runs after
+    `instruction_limit` warp-instructions counts as one that never ends. `machine` makes the machine of a launch:
+    `Machine`, or one that also looks on.
+    """
 
     schedule: str = "random"
     seed: int = 0
     arithmetic: str = "hopper"
     checks: bool = True
+    instruction_limit: int = 2_000_000_000
+    machine: Callable[..., Machine] = Machine
 
 
 DEFAULT_OPTIONS = Options()
@@ -190,7 +196,7 @@ def _run_launch(
     parameters = run_parameters(request) | dict(launch.parameters)
     arguments = bind_arguments(record, request.operands, buffers, parameters)
     adversary = Adversary(options.schedule, options.seed)
-    machine = Machine(
+    machine = options.machine(
         (load or load_program)(registry, launch.key, arch),
         memory,
         launch_shape(record, launch),
@@ -198,7 +204,8 @@ def _run_launch(
         adversary,
         barrier_names(record),
         ARITHMETIC[options.arithmetic],
-        on_retire=on_progress,
+        options.instruction_limit,
+        on_progress,
         checks=options.checks,
     )
     start = time.perf_counter()

@@ -219,10 +219,11 @@ class _Body:
         register = self._scope.register(guard) if guard else None
         if guard and register is None:
             raise self._error(position, f"guard {guard} is not declared")
-        operands = tuple(self._operand(part, position) for part in _split(rest))
+        operands = tuple(self._operand(part, position) for part in split_operands(rest))
         if opcode.startswith("bra") and len(operands) == 1 and isinstance(operands[0], Symbol):
             operands = (Label(operands[0].name),)
-        place = Place(self._line(position), self._source)
+        # comments were blanked out character by character, so that positions are those of the text
+        place = Place(self._line(position), self._source, (position, position + len(text)))
         one_line = " ".join(text.split())
         parts = tuple(opcode.split("."))
         instruction = Instruction(parts, operands, register, bool(negated), one_line, place)
@@ -251,7 +252,7 @@ class _Body:
         if text == "_":
             return Sink()
         if text[0] == "{":
-            return Vector(tuple(self._operand(part, position) for part in _split(text[1:-1])))
+            return Vector(tuple(self._operand(part, position) for part in split_operands(text[1:-1])))
         if text[0] == "[":
             return self._address(text, position)
         if "|" in text:
@@ -280,7 +281,7 @@ class _Body:
         raise self._error(position, f"operand {text!r} is not modelled")
 
     def _address(self, text: str, position: int) -> Address:
-        base, *coordinates = _split(text[1:-1])
+        base, *coordinates = split_operands(text[1:-1])
         match = _ADDRESS.match(base)
         if match is None or len(coordinates) > 1:
             raise self._error(position, f"address {text!r} is not modelled")
@@ -315,7 +316,7 @@ class _Body:
         return EmulationError(f"PTX line {self._line(position)}: {what}")
 
 
-def _split(text: str) -> list[str]:
+def split_operands(text: str) -> list[str]:
     """Cut at commas outside of brackets and braces."""
     parts, depth, start = [], 0, 0
     for index, character in enumerate(text):

@@ -92,10 +92,14 @@ Operand = Register | Immediate | Special | Symbol | Label | Negated | Sink | Vec
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instruction comes from: the PTX line, and (file, line) pairs from the innermost inlined call out."""
+    """Where an instruction comes from: the PTX line, and (file, line) pairs from the innermost inlined call out.
+
+    `span` is where its text starts and ends in the PTX, without the semicolon.
+    """
 
     ptx_line: int
     source: tuple[tuple[str, int], ...] = ()
+    span: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         """`device_common.cuh:265 in kernel.cu:327 (PTX line 732)`."""

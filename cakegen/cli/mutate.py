@@ -1,0 +1,119 @@
+"""`cakegen mutate`: programs broken on purpose, and what the emulator notices. Imports cakegen inside functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("mutate")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--model", "export", default="tiny_latent_moe", show_default=True, metavar="NAME|DIR", help="Export.")
+@click.option("--arch", default="sm_90a", show_default=True, help="Target of the programs.")
+@click.option("--seeds", default=5, show_default=True, type=click.IntRange(min=0), help="Random schedules a mutant.")
+@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator; may be repeated.")
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Processes.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="build/mutation/results.jsonl",
+    show_default=True,
+    help="Results, a line a mutant; a run goes on where the file ends.",
+)
+@click.option(
+    "--explained", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="JSON: why survivors survive."
+)
+@click.option(
+    "--programs", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="File of keys, one a line."
+)
+@click.option("--choose", is_flag=True, help="Print a few keys whose runs reach every site of all programs, and end.")
+@click.option("--table", "only_table", is_flag=True, help="Run nothing; show what the results hold.")
+def mutate_command(
+    keys: tuple[str, ...],
+    export: str,
+    arch: str,
+    seeds: int,
+    operators: tuple[str, ...],
+    jobs: int,
+    out: Path,
+    explained: Path | None,
+    programs: Path | None,
+    choose: bool,
+    only_table: bool,
+) -> None:
+    """Run every mutant of KEYs (or of --programs) under both extremes and some seeds until one shows it.
+
+    A mutant is a program whose PTX has one thing wrong: a fence, wait or arrival dropped, a count, parity, descriptor
+    field or scope changed, an access moved in front of its wait. Prints a table of what was noticed, and the survivors.
+    """
+    from cakegen.emulator.mutation.campaign import Campaign, choose_keys, run_campaign
+    from cakegen.emulator.mutation.operators import OPERATORS
+    from cakegen.registry import load_registry
+
+    if choose:
+        with _progress("programs") as advance:
+            chosen = choose_keys(load_registry(export), arch, lambda done, total: advance(done, total, ""))
+        click.echo("\n".join(chosen))
+        return
+    if not only_table:
+        names = {operator.name for operator in OPERATORS} | {"hoist"}
+        if unknown := set(operators) - names:
+            raise click.UsageError(f"no operator {', '.join(sorted(unknown))}; there is: {', '.join(sorted(names))}")
+        campaign = Campaign(export, arch, _keys(keys, programs), seeds, operators)
+        with _progress("mutants") as advance:
+            run_campaign(campaign, out, jobs, lambda done, total, entry: advance(done, total, _last(entry)))
+    show_results(out, explained)
+
+
+def _keys(keys: tuple[str, ...], programs: Path | None) -> tuple[str, ...]:
+    listed = programs.read_text(encoding="utf-8").split() if programs is not None else []
+    if not keys and not listed:
+        raise click.UsageError("give KEYs or --programs; `cakegen mutate --choose` prints a good set")
+    return (*keys, *listed)
+
+
+def _last(entry: dict[str, Any] | None) -> str:
+    return "" if entry is None else f"{entry['operator']}: {entry['outcome']}"
+
+
+def show_results(file: Path, explained: Path | None) -> None:
+    """Print the table and the survivors of a file of results."""
+    from cakegen.emulator.mutation.campaign import read_campaign
+    from cakegen.emulator.mutation.table import read_explanations, render_survivors, render_table, survivors_of
+
+    header, results = read_campaign(file)
+    survivors = survivors_of(results, read_explanations(explained) if explained else ())
+    click.echo(render_table(header, results, survivors))
+    click.echo()
+    click.echo(render_survivors(survivors))
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on a terminal's stderr; elsewhere nothing, for the results are on disk."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn(name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total, last: progress.update(task, completed=done, total=total, description=last)

@@ -1,0 +1,175 @@
+"""One program unmutated, and its mutants under the schedules until one of them shows that a mutant is broken.
+
+Imports targets, launch, machine and cases.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cakegen.emulator.cases import CaseReport, emulate_case
+from cakegen.emulator.faults import Fault
+from cakegen.emulator.launch import Options, load_program
+from cakegen.emulator.machine import Machine
+from cakegen.emulator.mutation.mutants import Mutant
+from cakegen.emulator.mutation.targets import Target
+from cakegen.emulator.parse import parse_kernel
+from cakegen.emulator.translate import Program
+from cakegen.emulator.warp import Strand, Warp
+from cakegen.errors import EmulationError
+from cakegen.registry import Registry
+
+SURVIVED, REFUSED, CRASHED = "survived", "refused", "crashed"
+WRONG, UNSTEADY = "wrong values", "bits depend on the schedule"
+# A mutant that still runs after so many times the instructions of the program hangs; a short one gets a floor.
+_LIMIT_FACTOR, _LIMIT_FLOOR = 4, 200_000
+# Values are compared with the reference's tolerances, which any arithmetic meets; this one is the fastest.
+_ARITHMETIC = "wide"
+Schedule = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant.
+
+    Parameters
+    ----------
+    outcome
+        The kind of a fault, `wrong values`, `bits depend on the schedule`, `refused` (it holds a form that is not
+        modelled, which says nothing about the checks), `crashed` (an error of the emulator itself), or `survived`.
+    schedule
+        The schedule that showed it; empty where none did.
+    message
+        The first line of the report.
+    seconds
+        Wall time of all its runs.
+    """
+
+    outcome: str
+    schedule: str
+    message: str
+    seconds: float
+
+
+def schedules(seeds: int) -> Iterator[Schedule]:
+    """Both extremes, then the seeds."""
+    yield from (("early", 0), ("late", 0))
+    yield from (("random", seed) for seed in range(seeds))
+
+
+@dataclass
+class Reach:
+    """What runs of an unmutated program came to.
+
+    Parameters
+    ----------
+    stops
+        Indices of the stops that were executed.
+    phases
+        Phases that the mbarrier with the most of them completed: 2 and more, and a ring has wrapped around.
+    instructions
+        Warp-instructions of the longest launch.
+    """
+
+    stops: set[int] = field(default_factory=set)
+    phases: int = 0
+    instructions: int = 0
+
+
+class _ReachingMachine(Machine):
+    """A machine that notes the stops of one program."""
+
+    def __init__(self, reach: Reach, program: Program, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._reach = reach if self.program is program else None
+
+    def _stop(self, warp: Warp, strand: Strand, pc: int) -> None:
+        super()._stop(warp, strand, pc)
+        if self._reach is not None:
+            self._reach.stops.add(pc)
+            if self.kernel.instructions[pc].root == "mbarrier":
+                phases = [barrier.phase for barrier in warp.cta.shared.barriers.values()]
+                self._reach.phases = max(self._reach.phases, *phases, 0)
+
+
+class Trial:
+    """The runs of one program's mutants: its request, and what it takes and reaches unmutated.
+
+    Parameters
+    ----------
+    seeds
+        Random schedules, after the extremes.
+
+    Raises
+    ------
+    EmulationError
+        The program itself fails.
+    """
+
+    def __init__(self, registry: Registry, target: Target, seeds: int) -> None:
+        self.target = target
+        self._registry = registry
+        self._case = target.case(registry)
+        self._schedules = tuple(schedules(seeds))
+        # blocks are translated as they are reached
+        program = Program(parse_kernel(target.ptx, target.request.kernel_symbol))
+        reach = Reach()
+        for schedule in (("early", 0), ("random", 0)):
+            options = Options(*schedule, _ARITHMETIC, machine=functools.partial(_ReachingMachine, reach, program))
+            report = self._emulate(program, options)
+            if report.problems:
+                raise EmulationError(f"{target.key}: the program itself is wrong: {'; '.join(report.problems)}")
+            reach.instructions = max(reach.instructions, *(launch.instructions for launch in report.launches))
+        self.wraps = reach.phases >= 2
+        self.instructions = reach.instructions
+        self._limit = max(_LIMIT_FACTOR * reach.instructions, _LIMIT_FLOOR)
+        reached = reach.stops.union(*(block.lines for block in program.blocks.values()))
+        self._reached = {program.kernel.instructions[index].place.span for index in reached}
+
+    def reached(self, mutants: Sequence[Mutant]) -> tuple[Mutant, ...]:
+        """Those of some mutants whose instruction a run of the program executes."""
+        return tuple(mutant for mutant in mutants if mutant.instruction.place.span in self._reached)
+
+    def _emulate(self, program: Program, options: Options) -> CaseReport:
+        def load(registry: Registry, key: str, arch: str) -> Program:
+            return program if key == self.target.key else load_program(registry, key, arch)
+
+        return emulate_case(self._registry, self._case, options, load=load)
+
+    def run(self, mutant: Mutant) -> Verdict:
+        """Run a mutant until a schedule shows it."""
+        start = time.perf_counter()
+        try:
+            text = mutant.apply(self.target.ptx)
+            program = Program(parse_kernel(text, self.target.request.kernel_symbol))
+            sign = self._first_sign(program)
+        except EmulationError as error:
+            sign = (REFUSED, "", str(error).splitlines()[0])
+        return Verdict(*sign, time.perf_counter() - start)
+
+    def _first_sign(self, program: Program) -> tuple[str, str, str]:
+        before: dict[str, torch.Tensor] = {}
+        for schedule in self._schedules:
+            name = schedule[0] if schedule[0] != "random" else f"seed {schedule[1]}"
+            options = Options(*schedule, _ARITHMETIC, instruction_limit=self._limit)
+            try:
+                report = self._emulate(program, options)
+            except Fault as fault:
+                return fault.kind, name, fault.message.splitlines()[0]
+            except EmulationError:
+                raise
+            except Exception as error:  # whatever a broken program does, the campaign goes on
+                return CRASHED, name, f"{type(error).__name__}: {error}"
+            if report.problems:
+                return WRONG, name, report.problems[0]
+            changed = [key for key, value in before.items() if not torch.equal(value, report.outputs[key])]
+            if changed:
+                return UNSTEADY, name, f"{', '.join(changed)} differ between two schedules"
+            before = report.outputs
+        return SURVIVED, "", ""
