@@ -170,9 +170,13 @@ class Machine:
     def issue(self, operation: Pending) -> None:
         """Something asynchronous begins; the adversary says when it happens."""
         if self.adversary.at_issue:
-            operation.complete()
+            self.land(operation)
         else:
             self.pending.append(operation)
+
+    def land(self, operation: Pending) -> None:
+        """Something that was issued happens."""
+        operation.complete()
 
     def schedule_product(self, unit: WgmmaUnit, product: Product) -> None:
         """A wgmma was issued."""
@@ -246,7 +250,7 @@ class Machine:
         if lands:
             operation = self.pending.pop(index)
             try:
-                operation.complete()
+                self.land(operation)
             except Fault as fault:
                 raise (fault.at(operation.where) if operation.where else fault) from None
             return

@@ -14,10 +14,8 @@ from cakegen.emulator.ptx import Address, Instruction, Kernel, Label, Operand, P
 Edit = tuple[int, int, str]
 
 _WAITS = {("bar", "sync"), ("bar", "warp"), ("griddepcontrol", "wait"), ("wgmma", "wait_group"), ("barrier", "cluster")}
-_ARITHMETIC = frozenset(
-    ("mov", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "not", "cvt", "cvta", "selp", "setp")
-    + ("min", "max", "bfi", "mapa", "div")
-)
+_ARITHMETIC = {"mov", "add", "sub", "mul", "mad", "div", "min", "max", "cvt", "cvta", "mapa"}
+_ARITHMETIC |= {"shl", "shr", "and", "or", "xor", "not", "bfi", "selp", "setp"}
 
 
 def hoists(kernel: Kernel, ptx: str) -> Iterator[tuple[str, Instruction, tuple[Edit, ...]]]:
