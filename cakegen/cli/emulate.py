@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,6 +34,18 @@ if TYPE_CHECKING:
     type=click.Choice(["hopper", "wide"]),
     help="Tensor core: truncated sums as measured on Hopper, or fp64 (faster).",
 )
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write who ran, waited and copied, of the last seed, as JSON for a trace viewer.",
+)
+@click.option(
+    "--timeline",
+    "timeline_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the first cluster's pipeline of the last seed (.svg, .png); needs matplotlib.",
+)
 def emulate_command(
     key: str | None,
     stage: str | None,
@@ -46,6 +59,8 @@ def emulate_command(
     seed: int,
     seeds: int,
     arithmetic: str,
+    trace_file: Path | None,
+    timeline_file: Path | None,
 ) -> None:
     """Run the programs of a request, or one that launches KEY, under a hostile schedule, without a GPU.
 
@@ -69,10 +84,35 @@ def emulate_command(
     failures = []
     for each in range(seed, seed + (seeds if schedule == "random" else 1)):
         name = f"seed {each}" if schedule == "random" else schedule
-        problems = run_case(registry, case, Options(schedule, each, arithmetic), name)
+        with _tracing(registry, trace_file, timeline_file) as machine:
+            problems = run_case(registry, case, Options(schedule, each, arithmetic, **machine), name)
         failures += [f"{name}: {problem}" for problem in problems]
     if failures:
         raise EmulationError("; ".join(failures))
+
+
+@contextmanager
+def _tracing(registry: Registry, trace_file: Path | None, timeline_file: Path | None) -> Iterator[dict[str, Any]]:
+    """What `Options` needs for the files that were asked for; they are written at the end, also after a fault."""
+    if trace_file is None and timeline_file is None:
+        yield {}
+        return
+    from cakegen.emulator.timeline import write_timeline
+    from cakegen.emulator.trace import Trace
+    from cakegen.emulator.trace_json import write_trace
+
+    def read_line(file: str, number: int) -> str:
+        lines = registry.read(file).splitlines()
+        return lines[number - 1] if number <= len(lines) else ""
+
+    trace = Trace()
+    try:
+        yield {"machine": trace.machine}
+    finally:
+        if trace_file is not None:
+            write_trace(trace, trace_file, read_line)
+        if timeline_file is not None:
+            write_timeline(trace, timeline_file, read_line)
 
 
 def _announce(registry: Registry, case: Case) -> None:

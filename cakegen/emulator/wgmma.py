@@ -123,6 +123,11 @@ class WgmmaUnit:
         """Whether anything was issued that no wait has covered."""
         return bool(self._uncommitted or self._groups)
 
+    @property
+    def unfinished(self) -> int:
+        """Products that were issued and that no wait has covered."""
+        return len(self._uncommitted) + sum(len(group) for group in self._groups)
+
     def fence(self, R: list[Any]) -> None:
         """`wgmma.fence`: what registers hold now is there for the wgmmas that follow."""
         if self._warp.thread is not None:

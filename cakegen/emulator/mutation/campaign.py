@@ -19,7 +19,7 @@ import torch
 
 from cakegen.compile import load_nvrtc
 from cakegen.emulator.mutation.mutants import Mutant
-from cakegen.emulator.mutation.targets import Site, Target, distinct_targets, target_of
+from cakegen.emulator.mutation.targets import Site, Target, all_targets, target_of
 from cakegen.emulator.mutation.trial import Trial
 from cakegen.errors import EmulationError
 from cakegen.registry import Registry, load_registry
@@ -57,12 +57,12 @@ def choose_keys(
     Programs whose rings wrap around come first: what a ring needs only then shows only there. Of those that reach
     nearly as many missing sites as the best one, the one that runs fewest instructions.
     """
-    targets = list(distinct_targets(registry, arch))
+    targets = list(all_targets(registry, arch))
     reached: list[_Reached] = []
     for number, target in enumerate(targets, 1):
         trial = Trial(registry, target, 0)
         sites = {target.site(each) for each in trial.reached(target.mutants)}
-        reached.append(_Reached(target.key, trial.wraps, trial.instructions, sites))
+        reached.append(_Reached(target.name, trial.wraps, trial.instructions, sites))
         on_progress(number, len(targets))
     return _cover(reached)
 
@@ -71,7 +71,7 @@ def choose_keys(
 class _Reached:
     """What a program's run reaches."""
 
-    key: str
+    name: str
     wraps: bool
     instructions: int
     sites: set[Site]
@@ -87,7 +87,7 @@ def _cover(programs: Sequence[_Reached]) -> tuple[str, ...]:
         near = [program for program in pool if len(program.sites & missing) >= _NEARLY * most]
         best = min(near, key=lambda program: program.instructions)
         missing -= best.sites
-        chosen.append(best.key)
+        chosen.append(best.name)
     return tuple(chosen)
 
 
@@ -118,7 +118,7 @@ def describe(target: Target, mutant: Mutant) -> dict[str, Any]:
     """A mutant's entry in the file, without its verdict."""
     return {
         "id": identity(target, mutant),
-        "key": target.key,
+        "key": target.name,
         "operator": mutant.operator,
         "change": mutant.change,
         "instruction": mutant.instruction.text[:120],
@@ -130,7 +130,7 @@ def describe(target: Target, mutant: Mutant) -> dict[str, Any]:
 
 def identity(target: Target, mutant: Mutant) -> str:
     """What names a mutant in the file: its program and its edits."""
-    what = json.dumps([target.key, target.request.name, mutant.operator, mutant.change, mutant.edits])
+    what = json.dumps([target.name, target.request.name, mutant.operator, mutant.change, mutant.edits])
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 

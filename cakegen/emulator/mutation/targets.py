@@ -7,6 +7,7 @@ site of all of them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from functools import cached_property
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator.cases import Case, find_case
 from cakegen.emulator.mutation.mutants import Mutant, mutants_of
+from cakegen.errors import EmulationError, PlanError
 from cakegen.registry import Registry
 
 # Line information changes no instruction, and says where each comes from.
@@ -24,11 +26,17 @@ Site = tuple[str, str, str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Target:
-    """One program: its key, its compilation, and its PTX."""
+    """One program and a request that launches it: its key, its compilation, its PTX, the request."""
 
     key: str
     request: CompileRequest
     ptx: str
+    case: Case
+
+    @property
+    def name(self) -> str:
+        """`KEY/SMS`, with the SM count that its request is planned for; `target_of` reads it."""
+        return f"{self.key}/{self.case.sm_count}"
 
     @cached_property
     def mutants(self) -> tuple[Mutant, ...]:
@@ -61,21 +69,54 @@ class Target:
         """What makes a mutant the same in another program."""
         return mutant.operator, mutant.change, mutant.instruction.root, self.source_lines(mutant)
 
-    def case(self, registry: Registry) -> Case:
-        """A request that launches it."""
-        return find_case(registry, self.key)
 
+def target_of(registry: Registry, name: str, arch: str) -> Target:
+    """A key's program, compiled to PTX.
 
-def target_of(registry: Registry, key: str, arch: str) -> Target:
-    """A key's program, compiled to PTX."""
+    Parameters
+    ----------
+    name
+        `KEY`, or `KEY/SMS`: with the request that launches it on a device of so many SMs.
+
+    Raises
+    ------
+    EmulationError
+        No request that was tried launches it there.
+    """
+    key, _, sm_count = name.partition("/")
+    case = find_case(registry, key)
+    if sm_count:
+        case = dataclasses.replace(case, sm_count=int(sm_count))
+        if not _launches(registry, case, key):
+            raise EmulationError(f"{key}: {case} does not launch it; leave out the SM count behind the slash")
     request = request_for(registry, key, arch, _FLAGS)
-    return Target(key, request, compile_ptx(request))
+    return Target(key, request, compile_ptx(request), case)
 
 
-def distinct_targets(registry: Registry, arch: str) -> Iterator[Target]:
-    """The programs of an architecture, each once: several keys may share one."""
+def _launches(registry: Registry, case: Case, key: str) -> bool:
+    try:
+        return any(launch.key == key for launch in case.plan(registry.model).launches)
+    except PlanError:
+        return False
+
+
+def all_targets(registry: Registry, arch: str) -> Iterator[Target]:
+    """The programs of an architecture, each once: several keys may share one.
+
+    Twice where two SM counts reach it, the most and the fewest: with few SMs a CTA works on many tiles, with many the
+    tiles are cut.
+    """
     seen: set[str] = set()
+    spec = registry.model.target(arch)
+    assert spec is not None, arch
     for key, name in registry.kernels.items():
-        if arch in registry.program(key).arches and name not in seen:
-            seen.add(name)
-            yield target_of(registry, key, arch)
+        if arch not in registry.program(key).arches or name in seen:
+            continue
+        seen.add(name)
+        target = target_of(registry, key, arch)
+        yield target
+        for sm_count in sorted(spec.sm_counts):
+            case = dataclasses.replace(target.case, sm_count=sm_count)
+            if sm_count < target.case.sm_count and _launches(registry, case, key):
+                yield dataclasses.replace(target, case=case)
+                break

@@ -115,7 +115,6 @@ class Trial:
     def __init__(self, registry: Registry, target: Target, seeds: int) -> None:
         self.target = target
         self._registry = registry
-        self._case = target.case(registry)
         self._schedules = tuple(schedules(seeds))
         # blocks are translated as they are reached
         program = Program(parse_kernel(target.ptx, target.request.kernel_symbol))
@@ -140,7 +139,7 @@ class Trial:
         def load(registry: Registry, key: str, arch: str) -> Program:
             return program if key == self.target.key else load_program(registry, key, arch)
 
-        return emulate_case(self._registry, self._case, options, load=load)
+        return emulate_case(self._registry, self.target.case, options, load=load)
 
     def run(self, mutant: Mutant) -> Verdict:
         """Run a mutant until a schedule shows it."""
