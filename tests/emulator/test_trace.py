@@ -1,0 +1,128 @@
+"""Traces: what a viewer needs of the JSON, what the tracks say, and that a traced run is the same run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+
+from cakegen.cli.main import main
+from cakegen.emulator import Options
+from cakegen.emulator.cases import Case, CaseReport, emulate_case
+from cakegen.emulator.trace import COPY, PRODUCT, RUN, WAIT, LaunchTrace, Span, Trace, Track
+from cakegen.emulator.trace_json import laned, role_of, write_trace
+from cakegen.registry import Registry
+
+TAIL = Case("tail", 1, 8)
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def traced(registry: Registry) -> tuple[Trace, CaseReport]:
+    trace = Trace()
+    return trace, emulate_case(registry, TAIL, Options("random", 0, "wide", machine=trace.machine))
+
+
+@pytest.fixture(scope="module")
+def events(traced: tuple[Trace, CaseReport], registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    file = tmp_path_factory.mktemp("trace") / "trace.json"
+    write_trace(traced[0], file, lambda name, line: registry.read(name).splitlines()[line - 1])
+    document = json.loads(file.read_text())
+    assert "modelled step" in document["otherData"]["time"]
+    found: list[Event] = document["traceEvents"]
+    return found
+
+
+def threads(events: list[Event]) -> Iterator[tuple[tuple[int, int], list[Event]]]:
+    spans = [event for event in events if event["ph"] == "X"]
+    for place in sorted({(event["pid"], event["tid"]) for event in spans}):
+        yield place, [event for event in spans if (event["pid"], event["tid"]) == place]
+
+
+def test_traced_run_is_the_run_without_a_trace(registry: Registry, traced: tuple[Trace, CaseReport]) -> None:
+    plain = emulate_case(registry, TAIL, Options("random", 0, "wide"))
+    assert [launch.schedule_hash for launch in plain.launches] == [each.schedule_hash for each in traced[1].launches]
+    assert [launch.instructions for launch in plain.launches] == [each.instructions for each in traced[1].launches]
+
+
+def test_spans_of_a_thread_follow_each_other(events: list[Event]) -> None:
+    count = 0
+    for place, spans in threads(events):
+        end = 0.0
+        for span in spans:
+            assert span["dur"] > 0
+            assert span["ts"] >= end - 1e-6, place
+            end = span["ts"] + span["dur"]
+            count += 1
+    assert count > 100
+
+
+def test_times_rise_through_the_file(events: list[Event]) -> None:
+    times = [event["ts"] for event in events if event["ph"] != "M"]
+    assert times == sorted(times)
+
+
+def test_every_thread_and_process_has_a_name(events: list[Event]) -> None:
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    processes = {event["pid"] for event in events if event["name"] == "process_name"}
+    used = {(event["pid"], event["tid"]) for event in events if event["ph"] in "Xi"}
+    assert used <= set(names)
+    assert {pid for pid, _ in used} <= processes
+    assert {"warp 7: produce", "warp 0: multiply_and_store", "warp 4: normalise", "copies"} <= set(names.values())
+
+
+def test_waits_say_what_ended_them(events: list[Event]) -> None:
+    waits = [event for event in events if event.get("cat") == WAIT]
+    assert all({"until", "of"} == set(event["args"]) for event in waits)
+    full = [event for event in waits if event["name"].startswith("waits for stage_full")]
+    assert full
+    assert all("copies" in event["args"]["of"] for event in full)
+    empty = [event for event in waits if event["name"].startswith("waits for stage_empty")]
+    assert empty
+    assert all("warp" in event["args"]["of"] for event in empty)
+
+
+def test_ring_is_never_fuller_than_it_is_long_and_ends_empty(traced: tuple[Trace, CaseReport]) -> None:
+    (launch,) = traced[0].launches
+    stages = len({phase.barrier for phase in launch.phases if phase.barrier.startswith("stage_full[")})
+    levels = launch.occupancy(0)["stage"]
+    assert stages > 1
+    assert all(0 <= level <= stages for _, level in levels)
+    assert max(level for _, level in levels) > 0
+    # the last stage is drained, but nobody waits for it to be empty
+    assert levels[-1][1] <= 1
+
+
+def test_all_kinds_of_spans_are_there(traced: tuple[Trace, CaseReport]) -> None:
+    (launch,) = traced[0].launches
+    assert {span.kind for span in launch.spans} == {RUN, WAIT, COPY, PRODUCT}
+    assert launch.clusters[0] == (0, 1)
+
+
+def test_lanes_keep_overlapping_spans_apart() -> None:
+    track = Track(0, 0, "copies")
+    spans = [Span(track, COPY, "a", 0, 10), Span(track, COPY, "b", 5, 8), Span(track, COPY, "c", 9, 12)]
+    assert [(lane, span.name) for lane, span in laned(spans)] == [(0, "a"), (1, "b"), (1, "c")]
+
+
+def test_role_is_the_call_with_most_stops() -> None:
+    track = Track(0, 7, "warp 7")
+    launch = LaunchTrace("x", lines={track: {("k.cu", 1): 2, ("k.cu", 2): 9, ("k.cu", 3): 1}})
+    texts = {1: "set_up(operands);", 2: "  produce(operands, rank);", 3: "while (true) {"}
+    assert role_of(launch, track, lambda file, line: texts[line]) == "produce"
+    assert role_of(launch, Track(0, 1, "warp 1"), lambda file, line: texts[line]) == ""
+
+
+def test_command_writes_both_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the timeline")
+    trace, picture = tmp_path / "t.json", tmp_path / "t.svg"
+    arguments = ["emulate", "--model", "tiny_latent_moe", "--stage", "front", "--tp", "8", "--tokens", "3"]
+    arguments += ["--arithmetic", "wide", "--trace", str(trace), "--timeline", str(picture)]
+    result = click.testing.CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "<svg" in picture.read_text()
