@@ -28,7 +28,9 @@ def traced(registry: Registry) -> tuple[Trace, CaseReport]:
 
 
 @pytest.fixture(scope="module")
-def events(traced: tuple[Trace, CaseReport], registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+def events(
+    traced: tuple[Trace, CaseReport], registry: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> list[Event]:
     file = tmp_path_factory.mktemp("trace") / "trace.json"
     write_trace(traced[0], file, lambda name, line: registry.read(name).splitlines()[line - 1])
     document = json.loads(file.read_text())

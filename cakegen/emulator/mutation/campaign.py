@@ -58,17 +58,17 @@ def choose_keys(
     nearly as many missing sites as the best one, the one that runs fewest instructions.
     """
     targets = list(all_targets(registry, arch))
-    reached: list[_Reached] = []
+    reached: list[Reached] = []
     for number, target in enumerate(targets, 1):
         trial = Trial(registry, target, 0)
         sites = {target.site(each) for each in trial.reached(target.mutants)}
-        reached.append(_Reached(target.name, trial.wraps, trial.instructions, sites))
+        reached.append(Reached(target.name, trial.wraps, trial.instructions, sites))
         on_progress(number, len(targets))
-    return _cover(reached)
+    return choose(reached)
 
 
 @dataclass(frozen=True)
-class _Reached:
+class Reached:
     """What a program's run reaches."""
 
     name: str
@@ -77,7 +77,8 @@ class _Reached:
     sites: set[Site]
 
 
-def _cover(programs: Sequence[_Reached]) -> tuple[str, ...]:
+def choose(programs: Sequence[Reached]) -> tuple[str, ...]:
+    """A few programs that reach together what all reach."""
     missing: set[Site] = set().union(*(program.sites for program in programs))
     chosen = []
     while missing:

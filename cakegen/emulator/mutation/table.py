@@ -55,10 +55,10 @@ def read_explanations(file: Path) -> tuple[Explanation, ...]:
     for number, entry in enumerate(json.loads(file.read_text(encoding="utf-8")), 1):
         kind, why = entry.pop("kind", ""), entry.pop("why", "")
         unknown = set(entry) - set(_PATTERNS)
-        if kind not in (EQUIVALENT, BLIND) or not why or unknown:
+        if kind not in (EQUIVALENT, BLIND) or not why or unknown or not entry:
             raise EmulationError(
-                f"{file}: entry {number} needs a `why`, a `kind` ({EQUIVALENT} or {BLIND}), and patterns of "
-                f"{', '.join(_PATTERNS)}; got kind {kind!r} and {', '.join(sorted(unknown)) or 'no other field'}"
+                f"{file}: entry {number} needs a `why`, a `kind` ({EQUIVALENT} or {BLIND}), and a pattern of some of "
+                f"{', '.join(_PATTERNS)}; got kind {kind!r}, why {why!r} and {', '.join(entry) or 'no pattern'}"
             )
         # brackets mean themselves: PTX is full of them
         patterns = {name: text.replace("[", "[[]") for name, text in entry.items()}
@@ -150,16 +150,3 @@ def survivors_json(survivors: Sequence[Survivor]) -> str:
     kept = [{name: survivor.entry[name] for name in fields} | {"kind": survivor.kind} for survivor in survivors]
     kept.sort(key=lambda each: (each["operator"], each["line"], each["site"]))
     return "".join(json.dumps(each) + "\n" for each in kept)
-
-
-def matching(explanation: Explanation, entries: Iterable[dict[str, Any]]) -> bool:
-    """Whether an explanation speaks of any of some mutants.
-
-    Raises
-    ------
-    EmulationError
-        It holds no pattern: it would explain everything.
-    """
-    if not explanation.patterns:
-        raise EmulationError(f"an explanation without a pattern: {explanation.why}")
-    return any(explanation.matches(entry) for entry in entries)

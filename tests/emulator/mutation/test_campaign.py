@@ -1,0 +1,94 @@
+"""Campaigns: results on disk one by one, runs that go on where they ended, and the choice of programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cakegen.emulator.mutation.campaign import (
+    Campaign,
+    Reached,
+    choose,
+    planned,
+    read_campaign,
+    run_campaign,
+)
+from cakegen.emulator.mutation.targets import target_of
+from cakegen.errors import EmulationError
+from cakegen.registry import load_registry
+
+KEY = "decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k1_2_o512_c1@sm_90a"
+CAMPAIGN = Campaign("tiny_latent_moe", "sm_90a", (KEY,), 1, ("parity", "bytes"))
+
+
+@pytest.fixture
+def unpooled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Mutants get a verdict without a run; the list is of those that were asked for."""
+    asked: list[Any] = []
+
+    def verdict(work: Any) -> dict[str, Any]:
+        asked.append(work)
+        return {"id": names[work], "operator": "parity", "outcome": "deadlock"}
+
+    names = {work: name for name, work in planned(CAMPAIGN)}
+    monkeypatch.setattr("cakegen.emulator.mutation.campaign._run_one", verdict)
+    return asked
+
+
+def test_killed_run_goes_on_behind_its_last_whole_line(tmp_path: Path, unpooled: list[Any]) -> None:
+    file, work = tmp_path / "deep" / "results.jsonl", planned(CAMPAIGN)
+    assert len(work) > 8
+
+    def stop(done: int, total: int, entry: dict[str, Any] | None) -> None:
+        assert total == len(work)
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_campaign(CAMPAIGN, file, 1, stop)
+    with file.open("a") as out:
+        out.write('{"id": "cut o')
+    unpooled.clear()
+    seen: list[int] = []
+    run_campaign(CAMPAIGN, file, 1, lambda done, total, entry: seen.append(done))
+    assert seen == list(range(5, len(work) + 1))
+    assert len(unpooled) == len(work) - 5
+    header, results = read_campaign(file)
+    assert header["seeds"] == 1
+    assert [entry["id"] for entry in results] == [name for name, _ in work]
+
+
+def test_file_of_another_campaign_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    header = {**CAMPAIGN.header(), "seeds": 9}
+    file.write_text(json.dumps(header) + "\n")
+    with pytest.raises(EmulationError, match="holds a run with another seeds; give another file"):
+        run_campaign(CAMPAIGN, file, 1, lambda done, total, entry: None)
+    file.write_text('{"hello": 1}\n')
+    with pytest.raises(EmulationError, match="no header of a mutation run"):
+        read_campaign(file)
+
+
+def test_mutants_of_code_that_only_a_failing_wait_reaches_are_left_out() -> None:
+    """A wait that gives up stores a record in front of a trap; no run of a correct program comes there."""
+    numbers = [work[-1] for _, work in planned(Campaign("tiny_latent_moe", "sm_90a", (KEY,), 1))]
+    mutants = target_of(load_registry("tiny_latent_moe"), KEY, "sm_90a").mutants
+    record = {number for number, mutant in enumerate(mutants) if "volatile" in mutant.instruction.parts}
+    assert record
+    assert not record & set(numbers)
+    assert len(numbers) > len(mutants) // 2
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_choice_takes_rings_that_wrap_first_and_fast_programs_among_equals() -> None:
+    sites = [("parity", "flipped", "mbarrier", (text,)) for text in "abcde"]
+    programs = [
+        Reached("long", True, 900, set(sites[:4])),
+        Reached("short", True, 100, set(sites[:4])),
+        Reached("flat", False, 1, set(sites)),
+        Reached("idle", True, 1, set()),
+    ]
+    assert choose(programs) == ("short", "flat")
