@@ -14,7 +14,7 @@ _COLOURS = {RUN: "#4878a8", COPY: "#6aa56a", PRODUCT: "#d98c3f"}
 # Waits by what they wait for; more families than colours share them.
 _WAIT_COLOURS = ("#c8504f", "#b07aa1", "#8c6d4f", "#e0a0a0", "#7f7f7f", "#c9b037")
 _AXIS = "modelled steps (a warp's instruction is one; copies and products take round numbers, not measured ones)"
-_BAR, _LANE_ROWS = 0.8, 6
+_BAR, _LANE_ROWS = 0.8, 4
 # Arrows only for waits that take this share of the picture.
 _ARROW_SHARE = 0.02
 
@@ -60,7 +60,7 @@ def write_timeline(trace: Trace, file: Path, read_line: ReadLine = lambda name, 
         plot.set_ylabel(f"CTA {cta}\n{ring}s\nfilled", fontsize=7, rotation=0, ha="right", va="center")
         plot.tick_params(labelsize=7)
     axes[-1, 0].set_xlabel(_AXIS, fontsize=8)
-    axes[0, 0].set_title(chosen.name, fontsize=9)
+    axes[0, 0].set_title(f"{chosen.name}: an arrow leads from what ends a wait to who waited", fontsize=8)
     figure.savefig(file, dpi=130)
     pyplot.close(figure)
 
@@ -98,7 +98,7 @@ def _draw_rows(
     axes.set_yticks(list(places.values()), [_label(launch, *each, read_line) for each in places], fontsize=7)
     axes.set_xlim(0, end)
     axes.set_ylim(len(places) - 0.4, -0.6)
-    axes.tick_params(labelbottom=True, labelsize=7)
+    axes.tick_params(labelsize=7)
     patch = import_module("matplotlib.patches").Patch
     legend = {
         "runs": _COLOURS[RUN],
@@ -107,7 +107,7 @@ def _draw_rows(
         **families,
     }
     handles = [patch(color=colour, label=name) for name, colour in legend.items()]
-    axes.legend(handles=handles, fontsize=7, ncols=len(handles), loc="lower center", bbox_to_anchor=(0.5, -0.16))
+    axes.figure.legend(handles=handles, fontsize=7, ncols=len(handles), loc="outside upper center")
 
 
 def _wait_colour(span: Span, families: dict[str, str]) -> str:
