@@ -95,7 +95,7 @@ def load_shared(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, i
 
 
 def _own_window(w: Warp, addresses: Lanes) -> None:
-    if (addresses >> np.uint32(RANK_SHIFT) != w.cta.shared.rank).any():
+    if np.count_nonzero(addresses >> np.uint32(RANK_SHIFT) != w.cta.shared.rank):
         raise Fault("out-of-bounds", "a shared::cta access with the address of another CTA of the cluster")
 
 

@@ -87,13 +87,13 @@ class Buffer:
         if int(offsets.max()) + width > self.num_bytes:
             bad = int(offsets.max())
             self._refuse(bad, width, what, f"its {self.num_bytes} bytes end before")
-        if (offsets & np.uint64(width - 1)).any() or self.base % width:
+        if np.count_nonzero(offsets & np.uint64(width - 1)) or self.base % width:
             raise Fault("out-of-bounds", f"{what} of {width} bytes at {self.name} + {int(offsets[0])} is not aligned")
         if self.row_bytes and self.pitch_bytes > self.row_bytes:
             inside = offsets % np.uint64(self.plane_bytes) if self.plane_bytes else offsets
             column = inside % np.uint64(self.pitch_bytes)
             beyond = column + np.uint64(width) > np.uint64(self.row_bytes)
-            if beyond.any():
+            if np.count_nonzero(beyond):
                 bad = int(offsets[beyond][0])
                 self._refuse(bad, width, what, f"column byte {bad % self.pitch_bytes} of rows of {self.row_bytes}")
 
@@ -107,7 +107,7 @@ class Buffer:
         cells = (offsets >> np.uint64(1)).astype(np.int64)[:, None] + np.arange(max(1, width // 2))
         before = self.writer[cells]
         other = (before != 0) & (before != cta + 1)
-        if other.any():
+        if np.count_nonzero(other):
             first = int(before[other][0]) - 1
             raise Fault(
                 "output", f"{self.name} + {int(cells[other][0]) * 2} is written by CTA {cta} and was by CTA {first}"
@@ -120,7 +120,7 @@ class Buffer:
             return
         cells = (offsets >> np.uint64(1)).astype(np.int64)[:, None] + np.arange(max(1, width // 2))
         unwritten = self.writer[cells] == 0
-        if unwritten.any():
+        if np.count_nonzero(unwritten):
             raise Fault("unwritten-read", f"{self.name} + {int(cells[unwritten][0]) * 2} is read before it is written")
 
     def unwritten_bytes(self) -> int:
@@ -228,7 +228,7 @@ class SharedMemory:
                 f"{what} of {width} bytes at shared offset {bad - SHARED_START}; the CTA has "
                 f"{self.num_bytes - SHARED_START} bytes",
             )
-        if (offsets & (width - 1)).any():
+        if np.count_nonzero(offsets & (width - 1)):
             raise Fault("out-of-bounds", f"{what} of {width} bytes at shared offset {low - SHARED_START}: not aligned")
         if self.exited:
             raise Fault("exit", f"{what} to shared memory of cluster rank {self.rank}, which has exited")
@@ -263,7 +263,8 @@ class SharedMemory:
         valid[rows] = 1
 
     def _refuse_pending(self, offsets: Lanes, marks: NDArray[np.int16], kind: str, what: str) -> None:
-        if marks[offsets // GRANULE].any():
+        # on 32 elements count_nonzero takes a fifth of the time of any
+        if np.count_nonzero(marks[offsets // GRANULE]):
             bad = int(offsets[marks[offsets // GRANULE] != 0][0]) - SHARED_START
             raise Fault(kind, f"shared offset {bad} {what}")
 
@@ -278,9 +279,9 @@ class SharedMemory:
         self.offsets(np.array([start + num_bytes - 1], np.uint32), 1, what)
         span = slice(start // GRANULE, -(-(start + num_bytes) // GRANULE))
         where = f"shared offsets {start - SHARED_START} to {start - SHARED_START + num_bytes - 1}"
-        if self.pending_reads[span].any():
+        if np.count_nonzero(self.pending_reads[span]):
             raise Fault("pending-read", f"{what} to {where}, which an asynchronous operation may still read")
-        if self.pending_writes[span].any():
+        if np.count_nonzero(self.pending_writes[span]):
             raise Fault("pending-write", f"{what} to {where}, where another is still on its way")
         if any(start < at + 8 and at < start + num_bytes for at in self.barriers):
             raise Fault("barrier", f"{what} to {where}, where an mbarrier lives")
@@ -294,7 +295,7 @@ class SharedMemory:
 
     def begin_read(self, granules: Lanes, what: str) -> None:
         """An asynchronous read is issued; its source must have been written, and stays unchanged until it ends."""
-        if self.pending_writes[granules].any():
+        if np.count_nonzero(self.pending_writes[granules]):
             bad = int(granules[self.pending_writes[granules] != 0][0]) * GRANULE - SHARED_START
             raise Fault("pending-write", f"{what} reads shared offset {bad} while a copy still writes to it")
         if not self.views(GRANULE)[1][granules].all():
