@@ -204,8 +204,8 @@ def _run_launch(
         adversary,
         barrier_names(record),
         ARITHMETIC[options.arithmetic],
-        options.instruction_limit,
-        on_progress,
+        instruction_limit=options.instruction_limit,
+        on_retire=on_progress,
         checks=options.checks,
     )
     start = time.perf_counter()
