@@ -110,3 +110,51 @@ struct Loads {
         }
     }
 };
+
+__device__ __forceinline__ void produce(
+    const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
+    const Share share = share_of(rank);
+    const u32 units = share.down + share.up;
+    Loads loads;
+    const u32 ahead = min(operands.weights_ahead, min(units, static_cast<u32>(Cfg::kNumStages)));
+    loads.load_weights_to(ahead, operands, share, tile_row, smem, watch);
+    griddepcontrol_wait();
+//% if spec.value("kStagedRows")
+    load_staged_rows(operands, smem);
+//% endif
+//% if spec.value("kIssueGate")
+    mbarrier_wait(smem + Cfg::kRowsIssuedOffset, 0, watch);
+//% endif
+    Ring ring;
+    for (u32 unit = 0; unit < units; ++unit) {
+//% if spec.value("kStaggerUnits")
+        if (unit == Cfg::kStaggerUnits) {
+            // Stage 0 has landed, so the rest of the cold fill does not queue in front of the row copies.
+            mbarrier_wait(smem + Cfg::kStageFullOffset, 0, watch);
+        }
+//% endif
+        loads.load_weights_to(unit + 1, operands, share, tile_row, smem, watch);
+        const u32 full = smem + Cfg::kStageFullOffset + ring.stage * 8;
+        const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
+        if (is_down(share, unit)) {
+            tma_load_3d(b, operands.shared_act_map, 0, 0, share.first_down + unit, full);
+        } else if constexpr (!Cfg::kResidentB) {
+//% if spec.value("kFusedNorm") and not spec.value("kResidentB")
+            if (unit == share.down) {
+//% if spec.arch_family == "sm90"
+                // A ring of weights first, but for one stage: the MMA warps free the last down unit's only once they
+                // have issued the next, which needs y. The stages before it are drained without.
+                const u32 end = min(units, unit + Cfg::kNumStages - 1);
+//% else
+                // A whole ring of weights first: each stage is freed by its own commit, none of which needs y.
+                const u32 end = min(units, unit + Cfg::kNumStages);
+//% endif
+                loads.load_weights_to(end, operands, share, tile_row, smem, watch);
+                wait_for_y(operands, smem, watch);
+            }
+//% endif
+            load_up_chunk(b, operands.y_map, 0, operands.up_col0, share.first_up + unit - share.down, full);
+        }
+        ring.advance();
+    }
+}

@@ -16,39 +16,6 @@
 
 /*% include "kernels/front_tiles.cuh" %*/
 
-// One lane streams this CTA's units. Only the tokens depend on an earlier launch: the first `weights_ahead` stages of
-// weights go ahead of the wait for it, and the first tokens queue behind them.
-__device__ __forceinline__ void produce(
-    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
-    const Tile& tile, u32 rank, u32 weights_ahead, u32 smem, const Watch& watch) {
-    const u32 units = unit_count(rank);
-    const u32 first_chunk = rank * Cfg::kRank0Units * Cfg::kChunksPerStage;
-    const u32 ahead = min(weights_ahead, min(units, static_cast<u32>(Cfg::kNumStages)));
-#pragma unroll 1
-    for (u32 unit = 0; unit < ahead; ++unit) {
-        const u32 full = smem + Cfg::kStageFullOffset + unit * 8;
-        mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
-        load_weights(
-            router_map, latent_map, shared_map, tile, smem + Cfg::kARingOffset + unit * Cfg::kStageABytes,
-            first_chunk + unit * Cfg::kChunksPerStage, full);
-    }
-    griddepcontrol_wait();
-    Ring load;
-    for (u32 unit = 0; unit < units; ++unit) {
-        const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
-        const u32 a = smem + Cfg::kARingOffset + load.stage * Cfg::kStageABytes;
-        const u32 b = smem + Cfg::kBRingOffset + load.stage * Cfg::kStageBBytes;
-        const u32 chunk = first_chunk + unit * Cfg::kChunksPerStage;
-        if (unit >= ahead) {
-            mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
-            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
-            load_weights(router_map, latent_map, shared_map, tile, a, chunk, full);
-        }
-        tma_load_3d(b, x_map, 0, 0, chunk, full);
-        load.advance();
-    }
-}
-
 // One stage. A shared tile's boxes hold 64 rows of all chunks of the stage, another tile's 128 rows; its gate rows and
 // its up rows have an accumulator each.
 __device__ __forceinline__ void multiply_stage(const Tile& tile, u32 d, u32 a, u32 b, bool accumulate) {
@@ -71,7 +38,7 @@ __device__ __forceinline__ void multiply_stage(const Tile& tile, u32 d, u32 a, u
 // One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
 // while the next is issued; its commit frees the stage.
 __device__ __forceinline__ void multiply(const Tile& tile, u32 rank, u32 smem, const Watch& watch) {
-    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
+    // The tokens come from an earlier launch: no bounded wait for them begins before it has ended.
     griddepcontrol_wait();
     const u32 units = unit_count(rank);
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
@@ -95,7 +62,7 @@ __device__ __forceinline__ void multiply(const Tile& tile, u32 rank, u32 smem, c
 __device__ __forceinline__ void finish(
     const Tile& tile, u32 rank, u32 smem, const Outputs& out, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
-    // The tokens come from an earlier launch, which may still read the outputs too. From here on waits are bounded.
+    // An earlier launch may still read the outputs. From here on waits are bounded.
     griddepcontrol_wait();
     // A shared tile's halves are two accumulators of M = 64, which use the lower 16 lanes of each warp's 32 (PTX ISA
     // 9.7.16.10.5); another tile's are the lower and the upper 16 lanes of one of M = 128.

@@ -34,57 +34,15 @@
 
 /*% include "kernels/tail_operands.cuh" %*/
 
-__device__ __forceinline__ void produce(
-    const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
-    const Share share = share_of(rank);
-    const u32 units = share.down + share.up;
-    Loads loads;
-    const u32 ahead = min(operands.weights_ahead, min(units, static_cast<u32>(Cfg::kNumStages)));
-    loads.load_weights_to(ahead, operands, share, tile_row, smem, watch);
-    griddepcontrol_wait();
-//% if spec.value("kStagedRows")
-    load_staged_rows(operands, smem);
-//% endif
-//% if spec.value("kIssueGate")
-    mbarrier_wait(smem + Cfg::kRowsIssuedOffset, 0, watch);
-//% endif
-    Ring ring;
-    for (u32 unit = 0; unit < units; ++unit) {
-//% if spec.value("kStaggerUnits")
-        if (unit == Cfg::kStaggerUnits) {
-            // Stage 0 has landed, so the rest of the cold fill does not queue in front of the row copies.
-            mbarrier_wait(smem + Cfg::kStageFullOffset, 0, watch);
-        }
-//% endif
-        loads.load_weights_to(unit + 1, operands, share, tile_row, smem, watch);
-        const u32 full = smem + Cfg::kStageFullOffset + ring.stage * 8;
-        const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
-        if (is_down(share, unit)) {
-            tma_load_3d(b, operands.shared_act_map, 0, 0, share.first_down + unit, full);
-        } else if constexpr (!Cfg::kResidentB) {
-//% if spec.value("kFusedNorm") and not spec.value("kResidentB")
-            if (unit == share.down) {
-                // A whole ring of weights first: each stage is freed by its own commit, none of which needs y.
-                const u32 end = min(units, unit + Cfg::kNumStages);
-                loads.load_weights_to(end, operands, share, tile_row, smem, watch);
-                wait_for_y(operands, smem, watch);
-            }
-//% endif
-            load_up_chunk(b, operands.y_map, 0, operands.up_col0, share.first_up + unit - share.down, full);
-        }
-        ring.advance();
-    }
-}
-
 // ---- MMA warp ----
 
 // One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
 // while the next is issued; its commit frees the stage.
 __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch) {
+    // The tokens come from an earlier launch: no bounded wait for them begins before it has ended.
+    griddepcontrol_wait();
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
-    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
-    griddepcontrol_wait();
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
     Ring ring;
 #pragma unroll 1
@@ -117,7 +75,7 @@ __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch)
 __device__ __forceinline__ void finish(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
-    // The tokens come from an earlier launch, which may still read `out` too. From here on waits are bounded.
+    // An earlier launch may still read `y` and `out`. From here on waits are bounded.
     griddepcontrol_wait();
 //% if spec.value("kFusedNorm")
     normalise(operands, at.warp, at.lane, rank, smem, watch);

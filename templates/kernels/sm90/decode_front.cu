@@ -15,38 +15,6 @@
 
 /*% include "kernels/front_tiles.cuh" %*/
 
-// One lane streams this CTA's units, weights and tokens in one loop. Only the tokens depend on an earlier launch: the
-// first `weights_ahead` stages of weights go ahead of the wait for it, and the first tokens queue behind them.
-__device__ __forceinline__ void produce(
-    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
-    const Tile& tile, u32 rank, u32 weights_ahead, u32 smem, const Watch& watch) {
-    const u32 units = unit_count(rank);
-    const u32 first_chunk = rank * Cfg::kRank0Units * Cfg::kChunksPerStage;
-    const u32 ahead = min(weights_ahead, min(units, static_cast<u32>(Cfg::kNumStages)));
-    for (u32 unit = 0; unit < ahead; ++unit) {
-        const u32 full = smem + Cfg::kStageFullOffset + unit * 8;
-        const u32 a = smem + Cfg::kARingOffset + unit * Cfg::kStageABytes;
-        mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
-        load_weights(
-            router_map, latent_map, shared_map, tile, a, first_chunk + unit * Cfg::kChunksPerStage, full);
-    }
-    griddepcontrol_wait();
-    Ring load;
-    for (u32 unit = 0; unit < units; ++unit) {
-        const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
-        const u32 b = smem + Cfg::kBRingOffset + load.stage * Cfg::kStageBBytes;
-        const u32 chunk = first_chunk + unit * Cfg::kChunksPerStage;
-        if (unit >= ahead) {
-            const u32 a = smem + Cfg::kARingOffset + load.stage * Cfg::kStageABytes;
-            mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
-            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
-            load_weights(router_map, latent_map, shared_map, tile, a, chunk, full);
-        }
-        tma_load_3d(b, x_map, 0, 0, chunk, full);
-        load.advance();
-    }
-}
-
 // The MMA warpgroup: sums over this CTA's units. A stage is free once the wgmmas of the next one are issued and at
 // most that one group is unfinished.
 __device__ __forceinline__ void accumulate(

@@ -2,7 +2,7 @@
 // tail decode, TP 8, up to 16 tokens: 56 tiles, a pair splits K, 5 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 15bf64be914c914690361d37d6ad35b7e0ce3c7a6a9c51d0ae769ad4216502a1
+// seal: sha256 5d09665562b7cdd15d63c7c8637387de92d0f4ff104ef10726ce4f6f1b4d6667
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm100.cuh"
@@ -221,10 +221,10 @@ __device__ __forceinline__ void produce(
 // One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
 // while the next is issued; its commit frees the stage.
 __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch) {
+    // The tokens come from an earlier launch: no bounded wait for them begins before it has ended.
+    griddepcontrol_wait();
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
-    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
-    griddepcontrol_wait();
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
     Ring ring;
 #pragma unroll 1
@@ -334,7 +334,7 @@ __device__ __forceinline__ void normalise(
 __device__ __forceinline__ void finish(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
-    // The tokens come from an earlier launch, which may still read `out` too. From here on waits are bounded.
+    // An earlier launch may still read `y` and `out`. From here on waits are bounded.
     griddepcontrol_wait();
     normalise(operands, at.warp, at.lane, rank, smem, watch);
     Accumulators acc;

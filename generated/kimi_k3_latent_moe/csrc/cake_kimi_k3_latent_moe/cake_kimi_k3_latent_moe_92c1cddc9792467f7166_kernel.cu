@@ -2,7 +2,7 @@
 // tail decode, TP 4, up to 8 tokens: 56 tiles, a pair splits K, 7 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 d3de980f5d2053c45d95b7a06c724a468b9a7cb68e5fb9ff42a8bf61799fc9b6
+// seal: sha256 1acc4b11cc086a6094f1df641f3d9687bd8e163fdbc58820235f83443e57dd92
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm100.cuh"
@@ -217,10 +217,10 @@ __device__ __forceinline__ void produce(
 // One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
 // while the next is issued; its commit frees the stage.
 __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch) {
+    // The tokens come from an earlier launch: no bounded wait for them begins before it has ended.
+    griddepcontrol_wait();
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
-    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
-    griddepcontrol_wait();
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
     Ring ring;
 #pragma unroll 1
@@ -330,7 +330,7 @@ __device__ __forceinline__ void normalise(
 __device__ __forceinline__ void finish(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
-    // The tokens come from an earlier launch, which may still read `out` too. From here on waits are bounded.
+    // An earlier launch may still read `y` and `out`. From here on waits are bounded.
     griddepcontrol_wait();
     normalise(operands, at.warp, at.lane, rank, smem, watch);
     Accumulators acc;

@@ -2,7 +2,7 @@
 // tail decode, TP 16, up to 8 tokens: 56 tiles, a pair splits K, 8 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 e6bf925ab2689b8ddeb44277511d58ef275ba9bd3e74a2645e90529fa9a7b3c4
+// seal: sha256 28d444b059a528dff23ddf655bb1c7d3e04a78bfa391fc3109ddbbd9b3e0643e
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm100.cuh"
@@ -217,10 +217,10 @@ __device__ __forceinline__ void produce(
 // One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
 // while the next is issued; its commit frees the stage.
 __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch) {
+    // The tokens come from an earlier launch: no bounded wait for them begins before it has ended.
+    griddepcontrol_wait();
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
-    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
-    griddepcontrol_wait();
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
     Ring ring;
 #pragma unroll 1
@@ -330,7 +330,7 @@ __device__ __forceinline__ void normalise(
 __device__ __forceinline__ void finish(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
-    // The tokens come from an earlier launch, which may still read `out` too. From here on waits are bounded.
+    // An earlier launch may still read `y` and `out`. From here on waits are bounded.
     griddepcontrol_wait();
     normalise(operands, at.warp, at.lane, rank, smem, watch);
     Accumulators acc;

@@ -2,7 +2,7 @@
 // tail decode, TP 16, up to 16 tokens: 56 tiles, a pair splits K, 5 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 27a11015f810a6ea2ec8e2f2978d6ad623ca71dbdeec19e6d51e45f6fa88877c
+// seal: sha256 d61bf304f1514f330df82c42b3823de985ab7905fca1f51637c9f8d0c18c5134
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm100.cuh"
@@ -221,10 +221,10 @@ __device__ __forceinline__ void produce(
 // One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
 // while the next is issued; its commit frees the stage.
 __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch) {
+    // The tokens come from an earlier launch: no bounded wait for them begins before it has ended.
+    griddepcontrol_wait();
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
-    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
-    griddepcontrol_wait();
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
     Ring ring;
 #pragma unroll 1
@@ -334,7 +334,7 @@ __device__ __forceinline__ void normalise(
 __device__ __forceinline__ void finish(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
-    // The tokens come from an earlier launch, which may still read `out` too. From here on waits are bounded.
+    // An earlier launch may still read `y` and `out`. From here on waits are bounded.
     griddepcontrol_wait();
     normalise(operands, at.warp, at.lane, rank, smem, watch);
     Accumulators acc;

@@ -2,7 +2,7 @@
 // tail decode, TP 8, up to 16 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 c806737820a34a9ddcd4e5f3851a1683fa8b5c362d3c0983db70e7e55de1041f
+// seal: sha256 e6c6d6598bbb2443d74aba91af0a326edb8168c0e39dac1879538522007d8705
 
 #include "cake_tiny_latent_moe_device_common.cuh"
 #include "cake_tiny_latent_moe_device_sm100.cuh"
@@ -217,10 +217,10 @@ __device__ __forceinline__ void produce(
 // One thread issues all products of the CTA, since a commit tracks its own thread only. The tensor core reads a stage
 // while the next is issued; its commit frees the stage.
 __device__ __forceinline__ void multiply(u32 rank, u32 smem, const Watch& watch) {
+    // The tokens come from an earlier launch: no bounded wait for them begins before it has ended.
+    griddepcontrol_wait();
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
-    // Waits are bounded from here on: nothing arrives before an earlier launch has completed.
-    griddepcontrol_wait();
     const u32 d = tensor_memory_address(smem + Cfg::kTensorBaseOffset);
     Ring ring;
 #pragma unroll 1
@@ -330,7 +330,7 @@ __device__ __forceinline__ void normalise(
 __device__ __forceinline__ void finish(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
-    // The tokens come from an earlier launch, which may still read `out` too. From here on waits are bounded.
+    // An earlier launch may still read `y` and `out`. From here on waits are bounded.
     griddepcontrol_wait();
     normalise(operands, at.warp, at.lane, rank, smem, watch);
     Accumulators acc;
