@@ -13,7 +13,19 @@ if TYPE_CHECKING:
     from cakegen.compile import CompiledProgram, CompileRequest, Outcome
     from cakegen.registry import Registry
 
-_COLUMNS = ("program", "arch", "registers", "shared memory", "stack", "cubin", "ms", "from", "keys")
+_COLUMNS = (
+    "program",
+    "arch",
+    "registers",
+    "shared memory",
+    "stack",
+    "instructions",
+    "cubin",
+    "lines",
+    "ms",
+    "from",
+    "keys",
+)
 
 
 @dataclass(frozen=True)
@@ -156,15 +168,20 @@ def _matching_keys(registry: Registry, patterns: Sequence[str]) -> list[str]:
 
 
 def _row(job: Job, program: CompiledProgram) -> tuple[str, ...]:
+    from cakegen.review.cost import cost_of
+
     report = program.report
+    cost = cost_of(program, job.dynamic_smem_bytes)
     others = f" (+{len(job.keys) - 1})" if len(job.keys) > 1 else ""
     return (
         program.name,
         program.arch,
         str(report.registers),
-        str(report.static_smem_bytes + job.dynamic_smem_bytes),
+        str(cost.smem_bytes),
         str(report.stack_bytes),
+        str(cost.instructions),
         str(report.cubin_bytes),
+        str(job.request.source.count("\n")),
         f"{report.compile_ms:.0f}",
         "cache" if program.cached else "compiler",
         f"{job.keys[0]}{others}",

@@ -1,0 +1,173 @@
+"""Blackwell decode programs, proved without a device: the committed table of what they take, and their machine code."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cakegen import paths
+from cakegen.compile import CompiledProgram, cached_cubin, compile_many, load_nvrtc, request_for
+from cakegen.registry import Registry, load_registry
+from cakegen.review.cost import cost_of
+
+ROOT = Path(paths.exports_root()).parent
+TABLE = ROOT / "benchmarks/static/blackwell_decode.tsv"
+COMMAND = f"cakegen compile --arch sm_100a --arch sm_103a | grep -P '\\t' > {TABLE.relative_to(ROOT)}"
+ARCHES = ("sm_100a", "sm_103a")
+# The largest of the programs that the published planner's keys belong to; theirs have 742 to 3542 lines.
+PUBLISHED_INSTRUCTIONS = 4960
+MOST_LINES = 430
+
+
+@pytest.fixture(autouse=True)
+def cache_folder() -> None:
+    """The machine's own cache: its keys are contents, so an unchanged program need not be compiled again."""
+
+
+@pytest.fixture(scope="module")
+def kimi() -> Registry:
+    return load_registry("kimi_k3_latent_moe")
+
+
+def blackwell_keys(registry: Registry) -> list[str]:
+    return [key for key in registry.kernels if set(registry.program(key).arches) & set(ARCHES)]
+
+
+@functools.cache
+def compiled_keys(export: str) -> dict[tuple[str, str], CompiledProgram]:
+    registry = load_registry(export)
+    pairs = [(key, arch) for key in blackwell_keys(registry) for arch in ARCHES]
+    outcomes = compile_many([request_for(registry, key, arch) for key, arch in pairs])
+    # an outcome that is no program is an error: a spill, among others
+    failures = [str(outcome) for outcome in outcomes if not isinstance(outcome, CompiledProgram)]
+    assert failures == []
+    return dict(zip(pairs, outcomes, strict=True))  # type: ignore[arg-type]
+
+
+def table_rows() -> dict[tuple[str, str], dict[str, str]]:
+    lines = TABLE.read_text().splitlines()
+    rows = csv.DictReader([line for line in lines if "\t" in line], delimiter="\t")
+    return {(row["keys"], row["arch"]): row for row in rows}
+
+
+@pytest.mark.timeout(600)
+def test_table_has_a_row_for_every_key_and_architecture_and_its_numbers_hold(kimi: Registry) -> None:
+    """Instructions and bytes within a twentieth, so that the edit of a wait leaves the table as it is."""
+    rows = table_rows()
+    compiled = compiled_keys("kimi_k3_latent_moe")
+    assert set(rows) == set(compiled), f"write it again: {COMMAND}"
+    if load_nvrtc().version not in {(13, 0)}:
+        pytest.skip(f"the table is of NVRTC 13.0; here is {load_nvrtc().label}")
+    for pair, program in compiled.items():
+        row, cost = rows[pair], cost_of(program, kimi.programs[program.name].launch.dynamic_smem_bytes)
+        near = {
+            "registers": (cost.registers, 8),
+            "instructions": (cost.instructions, cost.instructions / 20),
+            "cubin": (program.report.cubin_bytes, program.report.cubin_bytes / 20),
+            "lines": (kimi.read(kimi.programs[program.name].kernel_source).count("\n"), 20),
+        }
+        for column, (value, slack) in near.items():
+            assert abs(int(row[column]) - value) <= slack, f"{pair} {column}: {row[column]}; write again: {COMMAND}"
+        assert (int(row["shared memory"]), int(row["stack"])) == (cost.smem_bytes, 0), pair
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("export", ["kimi_k3_latent_moe", "tiny_latent_moe"])
+def test_programs_keep_their_bounds(export: str) -> None:
+    registry = load_registry(export)
+    for (key, arch), program in compiled_keys(export).items():
+        record = registry.programs[program.name]
+        threads = record.launch.block[0]
+        assert program.report.registers * threads <= 65536, f"{key} {arch}"
+        assert (program.report.spill_bytes, program.report.stack_bytes) == (0, 0), f"{key} {arch}"
+        cost = cost_of(program, record.launch.dynamic_smem_bytes)
+        # nothing static: all shared memory is what the plan computed
+        assert cost.smem_bytes == record.launch.dynamic_smem_bytes, f"{key} {arch}"
+        assert cost.instructions < PUBLISHED_INSTRUCTIONS, f"{key} {arch}: {cost.instructions} instructions"
+        lines = registry.read(record.kernel_source).count("\n")
+        assert lines <= MOST_LINES, f"{record.kernel_source}: {lines} lines"
+
+
+def find_disassembler() -> str:
+    """nvdisasm on PATH, below CUDA_HOME, or in the nvidia-cuda-nvdisasm wheel; skips where there is none."""
+    home = os.environ.get("CUDA_HOME")
+    places = [Path(home, "bin/nvdisasm")] if home else []
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        places += Path(folder).glob("*/bin/nvdisasm")
+    found = shutil.which("nvdisasm") or next((str(place) for place in places if place.is_file()), None)
+    if found is None:
+        pytest.skip("needs nvdisasm: on PATH, below CUDA_HOME, or from the nvidia-cuda-nvdisasm wheel")
+    return found
+
+
+def opcodes(program: CompiledProgram, folder: Path) -> collections.Counter[str]:
+    """How often each opcode stands in a program, suffixes included."""
+    file = folder / f"{program.name}.{program.arch}.cubin"
+    file.write_bytes(program.cubin)
+    text = subprocess.run(
+        [find_disassembler(), "-c", str(file)], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE)
+    return collections.Counter(found)
+
+
+def count(found: collections.Counter[str], prefix: str) -> int:
+    return sum(number for opcode, number in found.items() if opcode.startswith(prefix))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", ARCHES)
+def test_machine_code_has_what_the_design_says(kimi: Registry, tmp_path: Path, arch: str) -> None:
+    """One key of each form at TP 1 and 8: the 23 that the published planner reaches."""
+    published = [key for key in blackwell_keys(kimi) if re.search(r"_t7_28_(96|12)_|_k(56_96|7_12)_", key)]
+    assert len(published) == 23
+    for key in published:
+        program = cached_cubin(request_for(kimi, key, arch))
+        found = opcodes(program, tmp_path)
+        front, pair = "_t7_28_" in key, "_c2" in key
+        chunks = 2 if "_d2_" in key else 1
+        # four products of K = 16 a chunk; a shared tile's code has gate and up, and another tile's its own
+        assert count(found, "UTCHMMA") >= 4 * chunks * (3 if front else 1), key
+        # one commit frees a stage, one says that the sums are complete
+        assert count(found, "UTCBAR") == 2, key
+        # two halves of a thread's sums
+        assert count(found, "LDTM.16") == 2, key
+        assert count(found, "UTMALDG.3D") >= 3, key
+        assert count(found, "UTCATOMSWS") >= 2, f"{key}: tensor memory is taken and given back"
+        assert (count(found, "STAS") > 0) == pair, f"{key}: st.async only where a pair exchanges sums"
+        assert count(found, "ACQBULK") >= 2, f"{key}: waits for the launch before it"
+        assert count(found, "PREEXIT") == 1, f"{key}: releases the launch after it"
+        assert (count(found, "UBLKCP") > 0) == ("_rs" in key), f"{key}: rows are copied in bulk where they are staged"
+        assert (count(found, "UTMACCTL") == 0) == ("_np" in key), f"{key}: prefetch of tensor maps"
+        assert count(found, "STG.E.128") > 0, f"{key}: outputs leave in 16-byte stores"
+        for absent in ("STL", "LDL", "HMMA", "HGMMA"):
+            assert count(found, absent) == 0, f"{key}: {absent}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_other_releases_of_the_compiler_accept_every_program(tmp_path: Path) -> None:
+    """Set CAKEGEN_TEST_NVRTC to a folder of `pip install --target` installations of other NVRTC releases."""
+    folder = os.environ.get("CAKEGEN_TEST_NVRTC")
+    if not folder:
+        pytest.skip("CAKEGEN_TEST_NVRTC names no folder with other NVRTC releases")
+    libraries = sorted(path for path in Path(folder).rglob("libnvrtc.so.*") if ".alt." not in path.name)
+    assert libraries
+    arches = [option for arch in ARCHES for option in ("--arch", arch)]
+    for library in libraries:
+        environment = {**os.environ, "CAKEGEN_NVRTC": str(library), "CAKEGEN_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-m", "cakegen", "compile", *arches]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 0, f"{library}: {done.stderr}"
+        assert ", 0 failed;" in done.stdout, f"{library}: {done.stdout[-300:]}"
