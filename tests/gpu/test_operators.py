@@ -207,12 +207,12 @@ def test_operators_keep_no_memory_of_a_call(ops: Operators, tokens: int) -> None
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    inputs, _ = front_case(TP, tokens, "cuda")
+    inputs, expected = front_case(TP, tokens, "cuda")
     for _ in range(3):
         ops.front(*inputs)
-    inputs, _ = tail_case(TP, tokens, 2, "cuda")
+    inputs, expected = tail_case(TP, tokens, 2, "cuda")
     ops.tail(*inputs, tp=TP, rank=RANK)
-    del inputs
+    del inputs, expected
     gc.collect()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
