@@ -28,8 +28,8 @@ from cakegen.emulator.ptx import Address, Instruction, Operand, Sink, Vector
 from cakegen.emulator.vector_clock import CTA, SCOPES
 
 if TYPE_CHECKING:
-    from cakegen.emulator.clocks import Thread
     from cakegen.emulator.machine import Machine
+    from cakegen.emulator.thread import Thread
     from cakegen.emulator.warp import Cta, Strand
 
 Array = NDArray[Any]

@@ -16,7 +16,7 @@ needs a `fence.proxy.async` of the writing thread on that way too (PTX ISA 8.6, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,189 +25,17 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.ptx import Instruction
 from cakegen.emulator.shadow import IN_FLIGHT, WIDEST, Access, ReaderSets, Shadow
-from cakegen.emulator.vector_clock import (
-    EXECUTED,
-    FENCED_GLOBAL,
-    GPU,
-    VISIBLE,
-    Position,
-    Released,
-    SyncPoint,
-    VectorClock,
-)
+from cakegen.emulator.thread import Memory, Thread
+from cakegen.emulator.vector_clock import EXECUTED, FENCED_GLOBAL, VISIBLE, Position, SyncPoint
 
 Array = NDArray[Any]
-Mask = NDArray[np.bool_] | None
-# A buffer of global memory, or the shared memory of a CTA.
-Memory = object
+# Which cells: a memory, rows of it, and the bytes of a row.
+Cells = tuple[Shadow, Array, int]
 
 # Units a CTA gets beside its warps, next to them: mbarriers and pipes. Later ones cost a wider clock.
 _UNITS_A_CTA = 24
 # From so many cells on, equal ones are looked for first.
 _MANY = 64
-
-
-class Thread:
-    """One warp, as the checker sees it: its lanes count as one thread."""
-
-    def __init__(self, clocks: Clocks, slot: int, low: int, size: int, position: Position, warp: int) -> None:
-        self.clocks = clocks
-        self.slot = slot
-        self.position = position
-        self.warp = warp
-        self.clock = VectorClock(low, size)
-        self.now = 0
-        self.index, self.strong, self._orders, self._chained = 0, -1, False, False
-        self.lanes: Mask = None
-        # accesses that are known to come before: a clock only grows
-        self.known: set[int] = {0}
-        self.known_to_proxy: set[int] = {0}
-        self.known_readers: set[int] = {0}
-        self.recent: dict[tuple[int, bool], int] = {}
-        self._fenced: list[VectorClock | None] = [None] * (GPU + 1)
-        self._observed: list[VectorClock | None] = [None] * (GPU + 1)
-        self._initialised: VectorClock | None = None
-        self.tick()
-
-    def at(self, index: int, lanes: Mask, strong: int = -1, *, orders: bool = False, chained: bool = False) -> Thread:
-        """Itself, about to touch memory by the instruction of that index.
-
-        Parameters
-        ----------
-        strong
-            Scope of a strong access; -1: weak.
-        orders
-            A strong read acquires, a strong write releases; else they are relaxed.
-        chained
-            The write belongs to an atomic: what others released through the word stays released.
-        """
-        self.index, self.lanes, self.strong, self._orders, self._chained = index, lanes, strong, orders, chained
-        return self
-
-    def read(self, memory: Memory, rows: Array, width: int) -> None:
-        """It reads rows of `width` bytes of a memory.
-
-        Raises
-        ------
-        Fault
-            Nothing orders it behind the last write.
-        """
-        self.clocks.read(self, self.clocks.shadow(memory), rows, width)
-        if self.strong >= 0:
-            for point in self._points(memory, rows, width):
-                self._strong_read(point)
-
-    def write(self, memory: Memory, rows: Array, width: int) -> None:
-        """It writes them.
-
-        Raises
-        ------
-        Fault
-            Nothing orders it behind the last write, or behind a read since.
-        """
-        self.clocks.write(self, self.clocks.shadow(memory), rows, width)
-        if self.strong >= 0:
-            for point in self._points(memory, rows, width):
-                self._strong_write(point)
-
-    def _points(self, memory: Memory, rows: Array, width: int) -> list[SyncPoint]:
-        return [self.clocks.word(memory, row * width) for row in set(rows.tolist())]
-
-    def _strong_read(self, point: SyncPoint) -> None:
-        """An acquire, or a relaxed read that a later fence makes one."""
-        if self._orders:
-            self.acquire(point, self.strong)
-            return
-        for level, left in point.parts(self.position, self.strong):
-            observed = self._observed[level]
-            if observed is None:
-                self._observed[level] = left.copy()
-            else:
-                observed.join(left)
-
-    def _strong_write(self, point: SyncPoint) -> None:
-        """A release, or a relaxed write behind a fence, which releases what the fence covered."""
-        if not self._chained:
-            point.clear()
-        if self._orders:
-            self.release(point, self.strong)
-            return
-        for level in range(self.strong + 1):
-            fenced = self._fenced[level]
-            if fenced is not None:
-                point.leave(self.position.area(level), fenced)
-
-    def tick(self) -> None:
-        """What follows is later than what was released."""
-        self.now += 1
-        self.clock.learn(self.slot, self.now)
-        self.recent.clear()
-
-    def learn(self, slot: int, time: int) -> None:
-        """A unit's operations up to a time are complete and visible here."""
-        self.clock.learn(slot, time)
-
-    def release(self, point: SyncPoint, scope: int, home: Position | None = None) -> None:
-        """Leave everything known here for those who acquire inside of the scope."""
-        point.release(self.clock, self.position, scope, home)
-        self.tick()
-
-    def released(self, scope: int) -> Released:
-        """What an arrival publishes, wherever and whenever it arrives."""
-        released = Released(self.clock.copy(), self.position, scope)
-        self.tick()
-        return released
-
-    def acquire(self, point: SyncPoint, scope: int) -> None:
-        """Take what was released at a point for this thread's place."""
-        point.acquire(self.clock, self.position, scope)
-
-    def join(self, clock: VectorClock) -> None:
-        """Take all of a clock: a barrier of the CTA, or of the cluster."""
-        self.clock.join(clock)
-
-    def leave(self, clock: VectorClock | None) -> VectorClock:
-        """A clock, from now on with all that is known here."""
-        if clock is None:
-            clock = self.clock.copy()
-        else:
-            clock.join(self.clock)
-        self.tick()
-        return clock
-
-    # ---- fences ----
-
-    def fence(self, scope: int, *, releases: bool = True, acquires: bool = True) -> None:
-        """`fence.acq_rel`, `fence.sc`: later strong writes release, and earlier strong reads acquire."""
-        if acquires:
-            for level in range(scope + 1):
-                observed = self._observed[level]
-                if observed is not None:
-                    self.clock.join(observed)
-        if releases:
-            snapshot = self.clock.copy()
-            for level in range(scope + 1):
-                self._fenced[level] = snapshot
-            self.tick()
-
-    def fence_proxy(self, rows: Iterable[int]) -> None:
-        """`fence.proxy.async`: this thread's generic writes up to now."""
-        for row in rows:
-            self.clock.learn(self.slot, self.now, row)
-        self.tick()
-
-    def fence_initialised(self) -> None:
-        """`fence.mbarrier_init`: a relaxed arrival at the cluster barrier may follow."""
-        self._initialised = self.clock.copy()
-        self.tick()
-
-    def leave_initialised(self, clock: VectorClock | None) -> VectorClock | None:
-        """`barrier.cluster.arrive.relaxed` publishes the initialisations before such a fence, and nothing else."""
-        if self._initialised is None:
-            return clock
-        clock = clock or VectorClock(self.slot, 1)
-        clock.join(self._initialised, EXECUTED)
-        return clock
 
 
 class Clocks:
@@ -250,10 +78,6 @@ class Clocks:
         """A memory whose accesses will be reported; `name` says what an offset is called."""
         self._shadows[id(memory)] = Shadow(num_bytes, name, is_global)
 
-    def shadow(self, memory: Memory) -> Shadow:
-        """The last accesses of a memory."""
-        return self._shadows[id(memory)]
-
     def word(self, memory: Memory, offset: int) -> SyncPoint:
         """Where strong accesses of a word meet."""
         key = (id(memory), offset)
@@ -263,7 +87,7 @@ class Clocks:
 
     # ---- accesses of a thread ----
 
-    def read(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
+    def read(self, thread: Thread, memory: Memory, rows: Array, width: int) -> None:
         """A generic read of rows of `width` bytes by a thread, where it is `at`.
 
         Raises
@@ -271,12 +95,13 @@ class Clocks:
         Fault
             Nothing orders it behind the last write.
         """
+        shadow = self._shadows[id(memory)]
         writes, reads = shadow.views(width)
         number = self._number(thread, False)
-        self._require_writes(thread, number, writes[rows], shadow, rows, width)
+        self._require_writes(thread, number, writes[rows], (shadow, rows, width), VISIBLE)
         self._add_reader(thread, number, reads, rows)
 
-    def write(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
+    def write(self, thread: Thread, memory: Memory, rows: Array, width: int) -> None:
         """A generic write.
 
         Raises
@@ -284,47 +109,57 @@ class Clocks:
         Fault
             Nothing orders it behind the last write, or behind a read since.
         """
+        shadow = self._shadows[id(memory)]
         writes, reads = shadow.views(width)
         number = self._number(thread, True)
-        self._require_writes(thread, number, writes[rows], shadow, rows, width)
-        self._require_reads(thread, number, reads[rows], shadow, rows, width)
+        cells = (shadow, rows, width)
+        self._require_writes(thread, number, writes[rows], cells, EXECUTED)
+        self._require_reads(thread, number, reads[rows], cells)
         writes[rows] = number
         reads[rows] = 0
 
     # ---- asynchronous operations ----
 
-    def begin(self, thread: Thread, what: str, slot: int, time: int = IN_FLIGHT) -> int:
-        """The number of an operation that a thread issues; it counts as done for whoever knows `slot` up to `time`."""
-        return self._access(thread, what, slot, time, asynchronous=True)
+    def begin(self, thread: Thread, what: str, slot: int, time: int = IN_FLIGHT, *, by_proxy: bool = True) -> int:
+        """The number of an operation that a thread issues; it counts as done for whoever knows `slot` up to `time`.
+
+        Parameters
+        ----------
+        by_proxy
+            Its accesses go through the asynchronous proxy; those of `st.async` do not.
+        """
+        return self._access(thread, what, slot, time, asynchronous=True, by_proxy=by_proxy)
 
     def complete(self, number: int, time: int) -> None:
         """The time of an operation's slot at which it is complete."""
         self._accesses[number].time = time
 
-    def begin_read(self, thread: Thread, number: int, shadow: Shadow, granules: Array) -> None:
-        """An operation reads 16-byte granules by the asynchronous proxy.
+    def begin_read(self, thread: Thread, number: int, memory: Memory, granules: Array) -> None:
+        """An operation reads 16-byte granules.
 
         Raises
         ------
         Fault
             Nothing orders the issue behind the last write, or that write was generic and no proxy fence follows it.
         """
+        shadow = self._shadows[id(memory)]
         writes, reads = shadow.views(WIDEST)
-        self._require_writes(thread, number, writes[granules], shadow, granules, WIDEST)
+        self._require_writes(thread, number, writes[granules], (shadow, granules, WIDEST), VISIBLE)
         self._add_reader(thread, number, reads, granules)
 
-    def begin_write(self, thread: Thread, number: int, shadow: Shadow, granules: slice, *, by_proxy: bool) -> None:
-        """An operation writes a span of granules; `by_proxy`: through the asynchronous proxy (`st.async` is generic).
+    def begin_write(self, thread: Thread, number: int, memory: Memory, granules: slice) -> None:
+        """An operation writes a span of granules.
 
         Raises
         ------
         Fault
             Nothing orders the issue behind what was read or written there, or a generic write lacks its proxy fence.
         """
+        shadow = self._shadows[id(memory)]
         writes, reads = shadow.views(WIDEST)
-        rows = np.arange(granules.start, granules.stop)
-        self._require_writes(thread, number, writes[granules], shadow, rows, WIDEST, by_proxy)
-        self._require_reads(thread, number, reads[granules], shadow, rows, WIDEST)
+        cells = (shadow, np.arange(granules.start, granules.stop), WIDEST)
+        self._require_writes(thread, number, writes[granules], cells, EXECUTED)
+        self._require_reads(thread, number, reads[granules], cells)
         writes[granules] = number
         reads[granules] = 0
 
@@ -356,62 +191,52 @@ class Clocks:
             after[before == each] = self._readers.add(each, number, thread.clock)
         reads[rows] = after
 
-    def _require_writes(
-        self,
-        thread: Thread,
-        number: int,
-        before: Array,
-        shadow: Shadow,
-        rows: Array,
-        width: int,
-        by_proxy: bool | None = None,
-    ) -> None:
-        """Every last write comes before, and, if generic, is fenced for an operation of the asynchronous proxy."""
+    def _require_writes(self, thread: Thread, number: int, before: Array, cells: Cells, row: int) -> None:
+        """Every last write comes before, and, if generic, is fenced for an operation of the asynchronous proxy.
+
+        `row` says what must be known of a write by an asynchronous operation: to write over it, that it was performed.
+        """
         access = self._accesses[number]
-        by_proxy = access.asynchronous if by_proxy is None else by_proxy
-        known = thread.known_to_proxy if by_proxy else thread.known
+        known = thread.known_to_proxy if access.by_proxy else thread.known
         for each in _distinct(before) - known:
             earlier = self._accesses[each]
             if earlier.is_before(thread.clock, VISIBLE):
-                if by_proxy and not earlier.asynchronous and not earlier.is_before(thread.clock, shadow.fenced_row):
-                    raise self._proxy_fault(access, earlier, shadow, _first(rows, before, each) * width)
+                fenced = earlier.asynchronous or earlier.is_before(thread.clock, cells[0].fenced_row)
+                if access.by_proxy and not fenced:
+                    raise self._proxy_fault(access, earlier, cells[0], _first(before, each, cells))
                 known.add(each)
-            elif not access.tolerates(earlier):
-                raise self._race(thread, access, earlier, shadow, _first(rows, before, each) * width)
+            elif not (earlier.asynchronous and earlier.is_before(thread.clock, row)) and not access.tolerates(earlier):
+                raise self._race(thread, access, earlier, _first(before, each, cells))
 
-    def _require_reads(
-        self, thread: Thread, number: int, before: Array, shadow: Shadow, rows: Array, width: int
-    ) -> None:
+    def _require_reads(self, thread: Thread, number: int, before: Array, cells: Cells) -> None:
         """Every read since the last write has been performed."""
         for each in _distinct(before) - thread.known_readers:
-            tolerated = False
-            for member in self._readers.members[each]:
-                earlier = self._accesses[member]
-                if earlier.is_before(thread.clock, EXECUTED):
-                    continue
-                if not self._accesses[number].tolerates(earlier):
-                    raise self._race(
-                        thread, self._accesses[number], earlier, shadow, _first(rows, before, each) * width
-                    )
-                tolerated = True
-            if not tolerated:
+            late = [
+                earlier
+                for earlier in (self._accesses[member] for member in self._readers.members[each])
+                if not earlier.is_before(thread.clock, EXECUTED)
+            ]
+            if not late:
                 thread.known_readers.add(each)
+            for earlier in late:
+                if not self._accesses[number].tolerates(earlier):
+                    raise self._race(thread, self._accesses[number], earlier, _first(before, each, cells))
 
-    def _race(self, thread: Thread, access: Access, earlier: Access, shadow: Shadow, offset: int) -> Fault:
+    def _race(self, thread: Thread, access: Access, earlier: Access, place: str) -> Fault:
         why = "nothing orders the two"
         if earlier.time == IN_FLIGHT:
             why = "which is still in flight"
         elif earlier.is_before(thread.clock, EXECUTED):
             why = "what was released between them is relaxed, or its scope does not hold both threads"
-        return Fault("race", f"{access.what} of {shadow.name(offset)}, and {why}:\n  {earlier.what} by {earlier.where}")
+        return Fault("race", f"{access.what} of {place}, and {why}:\n  {earlier.what} by {earlier.where}")
 
-    def _proxy_fault(self, access: Access, earlier: Access, shadow: Shadow, offset: int) -> Fault:
+    def _proxy_fault(self, access: Access, earlier: Access, shadow: Shadow, place: str) -> Fault:
         space = "global" if shadow.fenced_row == FENCED_GLOBAL else "shared::cta"
         return Fault(
             "proxy",
-            f"{access.what} touches {shadow.name(offset)} by the asynchronous proxy; the generic {earlier.what} there "
-            f"is ordered before it, but the writing thread executed no fence.proxy.async.{space} between its write "
-            f"and its release:\n  {earlier.what} by {earlier.where}",
+            f"{access.what} touches {place} by the asynchronous proxy; the generic {earlier.what} there is ordered "
+            f"before it, but the writing thread executed no fence.proxy.async.{space} between its write and its "
+            f"release:\n  {earlier.what} by {earlier.where}",
         )
 
 
@@ -424,7 +249,8 @@ def _distinct(numbers: Array) -> set[int]:
     return set(numbers.ravel().tolist())
 
 
-def _first(rows: Array, before: Array, number: int) -> int:
-    """The first row whose cells hold a number."""
+def _first(before: Array, number: int, cells: Cells) -> str:
+    """What the first place is called whose cells hold a number."""
+    shadow, rows, width = cells
     found = (before.reshape(rows.size, -1) == number).any(axis=1)
-    return int(rows[int(np.flatnonzero(found)[0])])
+    return shadow.name(int(rows[int(np.flatnonzero(found)[0])]) * width)

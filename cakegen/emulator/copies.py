@@ -19,7 +19,7 @@ from cakegen.emulator.memory import GRANULE, Buffer, GlobalMemory
 from cakegen.emulator.vector_clock import CLUSTER, CTA, EXECUTED, Released
 
 if TYPE_CHECKING:
-    from cakegen.emulator.clocks import Thread
+    from cakegen.emulator.thread import Thread
     from cakegen.emulator.warp import Cta, Warp
 
 Array = NDArray[Any]
@@ -110,13 +110,12 @@ class Landing(Pending):
         if not thread.clock.knows(EXECUTED, *order.initialised):
             raise Fault("race", f"{self.what} counts on a barrier, and nothing orders that behind its mbarrier.init")
         clocks = thread.clocks
-        self._thread, self._number = thread, clocks.begin(thread, self.what, order.slot)
+        self._thread, self._number = thread, clocks.begin(thread, self.what, order.slot, by_proxy=not self.generic)
         if self.source is not None and not self.source.buffer.read_only:
-            clocks.begin_read(thread, self._number, clocks.shadow(self.source.buffer), self.source.granules())
+            clocks.begin_read(thread, self._number, self.source.buffer, self.source.granules())
         for start, size in self.spans:
             span = slice(start // GRANULE, -(-(start + size) // GRANULE))
-            shadow = clocks.shadow(self.cta.shared)
-            clocks.begin_write(thread, self._number, shadow, span, by_proxy=not self.generic)
+            clocks.begin_write(thread, self._number, self.cta.shared, span)
 
     def complete(self) -> None:
         """Store the bytes, then count them."""

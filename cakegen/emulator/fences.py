@@ -13,7 +13,7 @@ from cakegen.emulator.vector_clock import CLUSTER, FENCED_GLOBAL, FENCED_SHARED,
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
-    from cakegen.emulator.clocks import Thread
+    from cakegen.emulator.thread import Thread
     from cakegen.emulator.warp import Warp
 
 Fence = Callable[["Warp"], None]

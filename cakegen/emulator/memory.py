@@ -17,7 +17,7 @@ from cakegen.emulator.barriers import MBarrier
 from cakegen.emulator.faults import Fault
 
 if TYPE_CHECKING:
-    from cakegen.emulator.clocks import Thread
+    from cakegen.emulator.thread import Thread
 
 Bytes = NDArray[np.uint8]
 Lanes = NDArray[Any]

@@ -33,7 +33,9 @@ class Access:
     slot, time
         Who made them: a thread that knows this slot up to this time comes after them.
     asynchronous
-        By the asynchronous proxy, or by `st.async`; else generic.
+        By an operation whose completion makes it visible to all proxies.
+    by_proxy
+        Through the asynchronous proxy.
     strong
         Scope of a strong access (`.relaxed`, `.acquire`, `.volatile`, an atomic); -1 of a weak one.
     """
@@ -46,6 +48,7 @@ class Access:
     lanes: NDArray[np.bool_] | None
     what: str
     asynchronous: bool = False
+    by_proxy: bool = False
     strong: int = -1
 
     @property

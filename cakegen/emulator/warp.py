@@ -24,8 +24,8 @@ from cakegen.emulator.wgmma import WgmmaUnit
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
-    from cakegen.emulator.clocks import Thread
     from cakegen.emulator.machine import Machine
+    from cakegen.emulator.thread import Thread
 
 Lanes = NDArray[Any]
 _ALL = b"\x01" * 32

@@ -19,8 +19,8 @@ from cakegen.emulator.ptx import Immediate, Instruction, Register, Vector
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
-    from cakegen.emulator.clocks import Thread
     from cakegen.emulator.memory import SharedMemory
+    from cakegen.emulator.thread import Thread
     from cakegen.emulator.warp import Warp
 
 Array = NDArray[Any]
@@ -160,7 +160,7 @@ class WgmmaUnit:
             self._slot = clocks.new_unit(self._warp.cta.index)
         if not self._access:
             self._access = clocks.begin(thread.at(index, None), "wgmma", self._slot, self._committed + 1)
-        clocks.begin_read(thread, self._access, clocks.shadow(self._warp.cta.shared), granules)
+        clocks.begin_read(thread, self._access, self._warp.cta.shared, granules)
 
     def _check_registers(self, form: WgmmaForm, R: list[Any]) -> None:
         """A new accumulator held its values at the last `wgmma.fence` (PTX ISA 9.7.15.7.1), wherever it held them.

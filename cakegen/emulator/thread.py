@@ -1,0 +1,185 @@
+"""A warp as the checker of happens-before sees it: its clock, and how the clock grows. Imports vector_clock only.
+
+The lanes of a warp count as one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.vector_clock import EXECUTED, GPU, Position, Released, SyncPoint, VectorClock
+
+if TYPE_CHECKING:
+    from cakegen.emulator.clocks import Clocks
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_] | None
+# A buffer of global memory, or the shared memory of a CTA.
+Memory = object
+
+
+class Thread:
+    """One warp, as the checker sees it: its lanes count as one thread."""
+
+    def __init__(self, clocks: Clocks, slot: int, low: int, size: int, position: Position, warp: int) -> None:
+        self.clocks = clocks
+        self.slot = slot
+        self.position = position
+        self.warp = warp
+        self.clock = VectorClock(low, size)
+        self.now = 0
+        self.index, self.strong, self._orders, self._chained = 0, -1, False, False
+        self.lanes: Mask = None
+        # accesses that are known to come before: a clock only grows
+        self.known: set[int] = {0}
+        self.known_to_proxy: set[int] = {0}
+        self.known_readers: set[int] = {0}
+        self.recent: dict[tuple[int, bool], int] = {}
+        self._fenced: list[VectorClock | None] = [None] * (GPU + 1)
+        self._observed: list[VectorClock | None] = [None] * (GPU + 1)
+        self._initialised: VectorClock | None = None
+        self.tick()
+
+    def at(self, index: int, lanes: Mask, strong: int = -1, *, orders: bool = False, chained: bool = False) -> Thread:
+        """Itself, about to touch memory by the instruction of that index.
+
+        Parameters
+        ----------
+        strong
+            Scope of a strong access; -1: weak.
+        orders
+            A strong read acquires, a strong write releases; else they are relaxed.
+        chained
+            The write belongs to an atomic: what others released through the word stays released.
+        """
+        self.index, self.lanes, self.strong, self._orders, self._chained = index, lanes, strong, orders, chained
+        return self
+
+    def read(self, memory: Memory, rows: Array, width: int) -> None:
+        """It reads rows of `width` bytes of a memory.
+
+        Raises
+        ------
+        Fault
+            Nothing orders it behind the last write.
+        """
+        self.clocks.read(self, memory, rows, width)
+        if self.strong >= 0:
+            for point in self._points(memory, rows, width):
+                self._strong_read(point)
+
+    def write(self, memory: Memory, rows: Array, width: int) -> None:
+        """It writes them.
+
+        Raises
+        ------
+        Fault
+            Nothing orders it behind the last write, or behind a read since.
+        """
+        self.clocks.write(self, memory, rows, width)
+        if self.strong >= 0:
+            for point in self._points(memory, rows, width):
+                self._strong_write(point)
+
+    def _points(self, memory: Memory, rows: Array, width: int) -> list[SyncPoint]:
+        return [self.clocks.word(memory, row * width) for row in set(rows.tolist())]
+
+    def _strong_read(self, point: SyncPoint) -> None:
+        """An acquire, or a relaxed read that a later fence makes one."""
+        if self._orders:
+            self.acquire(point, self.strong)
+            return
+        for level, left in point.parts(self.position, self.strong):
+            observed = self._observed[level]
+            if observed is None:
+                self._observed[level] = left.copy()
+            else:
+                observed.join(left)
+
+    def _strong_write(self, point: SyncPoint) -> None:
+        """A release, or a relaxed write behind a fence, which releases what the fence covered."""
+        if not self._chained:
+            point.clear()
+        if self._orders:
+            self.release(point, self.strong)
+            return
+        for level in range(self.strong + 1):
+            fenced = self._fenced[level]
+            if fenced is not None:
+                point.leave(self.position.area(level), fenced)
+
+    def tick(self) -> None:
+        """What follows is later than what was released."""
+        self.now += 1
+        self.clock.learn(self.slot, self.now)
+        self.recent.clear()
+
+    def learn(self, slot: int, time: int) -> None:
+        """A unit's operations up to a time are complete and visible here."""
+        self.clock.learn(slot, time)
+
+    def release(self, point: SyncPoint, scope: int, home: Position | None = None) -> None:
+        """Leave everything known here for those who acquire inside of the scope."""
+        point.release(self.clock, self.position, scope, home)
+        self.tick()
+
+    def released(self, scope: int) -> Released:
+        """What an arrival publishes, wherever and whenever it arrives."""
+        released = Released(self.clock.copy(), self.position, scope)
+        self.tick()
+        return released
+
+    def acquire(self, point: SyncPoint, scope: int) -> None:
+        """Take what was released at a point for this thread's place."""
+        point.acquire(self.clock, self.position, scope)
+
+    def join(self, clock: VectorClock) -> None:
+        """Take all of a clock: a barrier of the CTA, or of the cluster."""
+        self.clock.join(clock)
+
+    def leave(self, clock: VectorClock | None) -> VectorClock:
+        """A clock, from now on with all that is known here."""
+        if clock is None:
+            clock = self.clock.copy()
+        else:
+            clock.join(self.clock)
+        self.tick()
+        return clock
+
+    # ---- fences ----
+
+    def fence(self, scope: int, *, releases: bool = True, acquires: bool = True) -> None:
+        """`fence.acq_rel`, `fence.sc`: later strong writes release, and earlier strong reads acquire."""
+        if acquires:
+            for level in range(scope + 1):
+                observed = self._observed[level]
+                if observed is not None:
+                    self.clock.join(observed)
+        if releases:
+            snapshot = self.clock.copy()
+            for level in range(scope + 1):
+                self._fenced[level] = snapshot
+            self.tick()
+
+    def fence_proxy(self, rows: Iterable[int]) -> None:
+        """`fence.proxy.async`: this thread's generic writes up to now."""
+        for row in rows:
+            self.clock.learn(self.slot, self.now, row)
+        self.tick()
+
+    def fence_initialised(self) -> None:
+        """`fence.mbarrier_init`: a relaxed arrival at the cluster barrier may follow."""
+        self._initialised = self.clock.copy()
+        self.tick()
+
+    def leave_initialised(self, clock: VectorClock | None) -> VectorClock | None:
+        """`barrier.cluster.arrive.relaxed` publishes the initialisations before such a fence, and nothing else."""
+        if self._initialised is None:
+            return clock
+        clock = clock or VectorClock(self.slot, 1)
+        clock.join(self._initialised, EXECUTED)
+        return clock
