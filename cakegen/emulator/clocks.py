@@ -78,6 +78,10 @@ class Clocks:
         """A memory whose accesses will be reported; `name` says what an offset is called."""
         self._shadows[id(memory)] = Shadow(num_bytes, name, is_global)
 
+    def shadow(self, memory: Memory) -> Shadow:
+        """The last accesses of a memory."""
+        return self._shadows[id(memory)]
+
     def word(self, memory: Memory, offset: int) -> SyncPoint:
         """Where strong accesses of a word meet."""
         key = (id(memory), offset)
@@ -87,7 +91,7 @@ class Clocks:
 
     # ---- accesses of a thread ----
 
-    def read(self, thread: Thread, memory: Memory, rows: Array, width: int) -> None:
+    def read(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
         """A generic read of rows of `width` bytes by a thread, where it is `at`.
 
         Raises
@@ -95,13 +99,12 @@ class Clocks:
         Fault
             Nothing orders it behind the last write.
         """
-        shadow = self._shadows[id(memory)]
         writes, reads = shadow.views(width)
         number = self._number(thread, False)
         self._require_writes(thread, number, writes[rows], (shadow, rows, width), VISIBLE)
         self._add_reader(thread, number, reads, rows)
 
-    def write(self, thread: Thread, memory: Memory, rows: Array, width: int) -> None:
+    def write(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
         """A generic write.
 
         Raises
@@ -109,7 +112,6 @@ class Clocks:
         Fault
             Nothing orders it behind the last write, or behind a read since.
         """
-        shadow = self._shadows[id(memory)]
         writes, reads = shadow.views(width)
         number = self._number(thread, True)
         cells = (shadow, rows, width)
@@ -134,7 +136,7 @@ class Clocks:
         """The time of an operation's slot at which it is complete."""
         self._accesses[number].time = time
 
-    def begin_read(self, thread: Thread, number: int, memory: Memory, granules: Array) -> None:
+    def begin_read(self, thread: Thread, number: int, shadow: Shadow, granules: Array) -> None:
         """An operation reads 16-byte granules.
 
         Raises
@@ -142,12 +144,11 @@ class Clocks:
         Fault
             Nothing orders the issue behind the last write, or that write was generic and no proxy fence follows it.
         """
-        shadow = self._shadows[id(memory)]
         writes, reads = shadow.views(WIDEST)
         self._require_writes(thread, number, writes[granules], (shadow, granules, WIDEST), VISIBLE)
         self._add_reader(thread, number, reads, granules)
 
-    def begin_write(self, thread: Thread, number: int, memory: Memory, granules: slice) -> None:
+    def begin_write(self, thread: Thread, number: int, shadow: Shadow, granules: slice) -> None:
         """An operation writes a span of granules.
 
         Raises
@@ -155,7 +156,6 @@ class Clocks:
         Fault
             Nothing orders the issue behind what was read or written there, or a generic write lacks its proxy fence.
         """
-        shadow = self._shadows[id(memory)]
         writes, reads = shadow.views(WIDEST)
         cells = (shadow, np.arange(granules.start, granules.stop), WIDEST)
         self._require_writes(thread, number, writes[granules], cells, EXECUTED)

@@ -112,10 +112,10 @@ class Landing(Pending):
         clocks = thread.clocks
         self._thread, self._number = thread, clocks.begin(thread, self.what, order.slot, by_proxy=not self.generic)
         if self.source is not None and not self.source.buffer.read_only:
-            clocks.begin_read(thread, self._number, self.source.buffer, self.source.granules())
+            clocks.begin_read(thread, self._number, clocks.shadow(self.source.buffer), self.source.granules())
         for start, size in self.spans:
             span = slice(start // GRANULE, -(-(start + size) // GRANULE))
-            clocks.begin_write(thread, self._number, self.cta.shared, span)
+            clocks.begin_write(thread, self._number, clocks.shadow(self.cta.shared), span)
 
     def complete(self) -> None:
         """Store the bytes, then count them."""

@@ -67,7 +67,7 @@ class Thread:
         Fault
             Nothing orders it behind the last write.
         """
-        self.clocks.read(self, memory, rows, width)
+        self.clocks.read(self, self.clocks.shadow(memory), rows, width)
         if self.strong >= 0:
             for point in self._points(memory, rows, width):
                 self._strong_read(point)
@@ -80,7 +80,7 @@ class Thread:
         Fault
             Nothing orders it behind the last write, or behind a read since.
         """
-        self.clocks.write(self, memory, rows, width)
+        self.clocks.write(self, self.clocks.shadow(memory), rows, width)
         if self.strong >= 0:
             for point in self._points(memory, rows, width):
                 self._strong_write(point)

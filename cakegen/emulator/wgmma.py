@@ -160,7 +160,7 @@ class WgmmaUnit:
             self._slot = clocks.new_unit(self._warp.cta.index)
         if not self._access:
             self._access = clocks.begin(thread.at(index, None), "wgmma", self._slot, self._committed + 1)
-        clocks.begin_read(thread, self._access, self._warp.cta.shared, granules)
+        clocks.begin_read(thread, self._access, clocks.shadow(self._warp.cta.shared), granules)
 
     def _check_registers(self, form: WgmmaForm, R: list[Any]) -> None:
         """A new accumulator held its values at the last `wgmma.fence` (PTX ISA 9.7.15.7.1), wherever it held them.
