@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @click.option("--tokens", type=int, help="Token count; not with KEY.")
 @click.option("--partials", default=1, show_default=True, help="Partial sums of the routed experts (tail).")
 @click.option("--rank", default=0, show_default=True, help="Rank whose slice the tail multiplies.")
-@click.option("--sm-count", default=132, show_default=True, help="SMs of the device to plan for.")
+@click.option("--arch", help="Target, e.g. sm_100a.  [default: the first of KEY's, else sm_90a]")
+@click.option("--sm-count", type=int, help="SMs of the device to plan for.  [default: of its largest part]")
 @click.option("--model", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR", help="Export.")
 @click.option("--schedule", default="random", show_default=True, type=click.Choice(["random", "early", "late"]))
 @click.option("--seed", default=0, show_default=True, help="First seed of the random schedule.")
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
     show_default=True,
     type=click.Choice(["hopper", "wide"]),
     help="Tensor core: truncated sums as measured on Hopper, or fp64 (faster).",
+)
+@click.option(
+    "--tensor-order",
+    default="strict",
+    show_default=True,
+    type=click.Choice(["strict", "practice"]),
+    help="tcgen05: ordered only where the ISA says so, or as programs widely assume.",
 )
 @click.option(
     "--trace",
@@ -53,12 +61,14 @@ def emulate_command(
     tokens: int | None,
     partials: int,
     rank: int,
-    sm_count: int,
+    arch: str | None,
+    sm_count: int | None,
     export: str,
     schedule: str,
     seed: int,
     seeds: int,
     arithmetic: str,
+    tensor_order: str,
     trace_file: Path | None,
     timeline_file: Path | None,
 ) -> None:
@@ -66,8 +76,9 @@ def emulate_command(
 
     Prints the differences from the fp64 reference; a fault of a program is an error with its place.
     """
+    from cakegen.arch import architecture
     from cakegen.emulator import Options
-    from cakegen.emulator.cases import Case, find_case
+    from cakegen.emulator.cases import ARCH, Case, find_case
     from cakegen.errors import EmulationError
     from cakegen.registry import load_registry
 
@@ -75,17 +86,22 @@ def emulate_command(
     if key is not None:
         if (stage, tp, tokens) != (None, None, None):
             raise click.UsageError("KEY says what to run; leave out --stage, --tp and --tokens")
-        case = find_case(registry, key)
+        arches = registry.program(key).arches if key in registry.kernels else (ARCH,)
+        case = find_case(registry, key, arch or arches[0])
     elif stage is None or tp is None or tokens is None:
         raise click.UsageError("give a KEY, or --stage, --tp and --tokens")
     else:
-        case = Case(stage, tp, tokens, partials, sm_count, rank)
+        arch = arch or ARCH
+        sms = max(part.sm_count for part in architecture(arch).parts) if sm_count is None else sm_count
+        case = Case(stage, tp, tokens, partials, sms, rank, arch)
     _announce(registry, case)
     failures = []
     for each in range(seed, seed + (seeds if schedule == "random" else 1)):
         name = f"seed {each}" if schedule == "random" else schedule
         with _tracing(registry, trace_file, timeline_file) as machine:
-            problems = run_case(registry, case, Options(schedule, each, arithmetic, **machine), name)
+            problems = run_case(
+                registry, case, Options(schedule, each, arithmetic, tensor_order=tensor_order, **machine), name
+            )
         failures += [f"{name}: {problem}" for problem in problems]
     if failures:
         raise EmulationError("; ".join(failures))
@@ -118,7 +134,7 @@ def _tracing(registry: Registry, trace_file: Path | None, timeline_file: Path | 
 def _announce(registry: Registry, case: Case) -> None:
     click.echo(
         f"{registry.export} {case.stage}: TP {case.tp} rank {case.rank}, T = {case.tokens}, P = {case.partials}, "
-        f"planned for {case.sm_count} SMs"
+        f"planned for {case.sm_count} SMs of {case.arch}"
     )
     for launch in case.plan(registry.model).launches:
         grid = " x ".join(str(extent) for extent in launch.grid_ctas)

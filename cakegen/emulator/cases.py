@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from cakegen.arch import architecture
 from cakegen.emulator.launch import DEFAULT_OPTIONS, LaunchReport, Options, emulate_plan
 from cakegen.emulator.translate import Program
 from cakegen.errors import EmulationError, PlanError
@@ -33,7 +34,7 @@ _PREFILL_TOKENS = (129, 256, 257, 300, 512, 513, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Case:
-    """What to run: `rank` of `tp`, T tokens, P partials (tail), planned for a device of so many SMs."""
+    """What to run: `rank` of `tp`, T tokens, P partials (tail), planned for a device of so many SMs and its target."""
 
     stage: str
     tp: int
@@ -41,10 +42,11 @@ class Case:
     partials: int = 1
     sm_count: int = 132
     rank: int = 0
+    arch: str = ARCH
 
     def plan(self, model: Model) -> Plan:
         """Its plan."""
-        facts = DeviceFacts.nominal(ARCH, self.sm_count)
+        facts = DeviceFacts.nominal(self.arch, self.sm_count)
         return plan_route(model, stage=self.stage, tp=self.tp, tokens=self.tokens, partials=self.partials, device=facts)
 
 
@@ -70,7 +72,7 @@ class CaseReport:
     outputs: dict[str, torch.Tensor]
 
 
-def find_case(registry: Registry, key: str) -> Case:
+def find_case(registry: Registry, key: str, arch: str = ARCH) -> Case:
     """The largest decode request, or the smallest prefill one, that launches a key; its last rank.
 
     Raises
@@ -78,10 +80,10 @@ def find_case(registry: Registry, key: str) -> Case:
     EmulationError
         The export has no such key for this architecture, or no request that was tried reaches it.
     """
-    return find_cases(registry, (key,))[key]
+    return find_cases(registry, (key,), arch)[key]
 
 
-def find_cases(registry: Registry, keys: Sequence[str]) -> dict[str, Case]:
+def find_cases(registry: Registry, keys: Sequence[str], arch: str = ARCH) -> dict[str, Case]:
     """`find_case` of several keys in one pass.
 
     Raises
@@ -90,10 +92,10 @@ def find_cases(registry: Registry, keys: Sequence[str]) -> dict[str, Case]:
         As `find_case`.
     """
     for key in keys:
-        if key not in registry.kernels or ARCH not in registry.program(key).arches:
-            raise EmulationError(f"{key!r} is no {ARCH} key of {registry.export}; `cakegen list` prints the keys")
+        if key not in registry.kernels or arch not in registry.program(key).arches:
+            raise EmulationError(f"{key!r} is no {arch} key of {registry.export}; `cakegen list` prints the keys")
     missing, found = set(keys), dict[str, Case]()
-    for case in _requests(registry.model):
+    for case in _requests(registry.model, arch):
         if not missing:
             break
         try:
@@ -111,16 +113,16 @@ def find_cases(registry: Registry, keys: Sequence[str]) -> dict[str, Case]:
     return {key: found[key] for key in keys}
 
 
-def _requests(model: Model) -> Iterator[Case]:
-    target = model.target(ARCH)
+def _requests(model: Model, arch: str) -> Iterator[Case]:
+    target = model.target(arch)
     if target is None:
         return
-    decode = model.decode_sm90.max_tokens
+    decode = model.for_family(architecture(arch).family).decode.max_tokens
     for tokens in (*range(decode, 0, -1), *_PREFILL_TOKENS):
         for sm_count in reversed(target.sm_counts):
             for tp in target.tp_degrees:
                 for stage, partials in (("front", 1), ("tail", 3), ("tail", 1)):
-                    yield Case(stage, tp, tokens, partials, sm_count, tp - 1 if stage == "tail" else 0)
+                    yield Case(stage, tp, tokens, partials, sm_count, tp - 1 if stage == "tail" else 0, arch)
 
 
 def emulate_case(

@@ -67,7 +67,8 @@ class Options:
 
     `checks` says whether the order of accesses is checked (races, proxies). A launch that still runs after
     `instruction_limit` warp-instructions counts as one that never ends. `machine` makes the machine of a launch:
-    `Machine`, or one that also looks on.
+    `Machine`, or one that also looks on. `tensor_order`: tcgen05 instructions are ordered only where the ISA says so
+    (`strict`), or as programs widely assume (`practice`).
     """
 
     schedule: str = "random"
@@ -76,6 +77,7 @@ class Options:
     checks: bool = True
     instruction_limit: int = 2_000_000_000
     machine: Callable[..., Machine] = Machine
+    tensor_order: str = "strict"
 
 
 DEFAULT_OPTIONS = Options()
@@ -207,6 +209,7 @@ def _run_launch(
         instruction_limit=options.instruction_limit,
         on_retire=on_progress,
         checks=options.checks,
+        strict_tensor_order=options.tensor_order == "strict",
     )
     start = time.perf_counter()
     machine.run()

@@ -20,7 +20,7 @@ def run(*arguments: str) -> click.testing.Result:
 def test_request_runs_under_every_seed_and_is_compared() -> None:
     result = run("--stage", "tail", "--tp", "8", "--tokens", "3", "--rank", "5", "--partials", "2", "--seeds", "2")
     assert result.exit_code == 0, result.output
-    assert "tiny_latent_moe tail: TP 8 rank 5, T = 3, P = 2, planned for 132 SMs" in result.output
+    assert "tiny_latent_moe tail: TP 8 rank 5, T = 3, P = 2, planned for 132 SMs of sm_90a" in result.output
     lines = result.output.splitlines()
     assert [line.split(":")[0] for line in lines[2:]] == ["  seed 0", "  seed 1"]
     assert all("y bit for bit, out " in line and " warp-instructions in " in line for line in lines[2:])
@@ -32,6 +32,14 @@ def test_key_finds_its_own_request() -> None:
     assert result.exit_code == 0, result.output
     assert key in result.output
     assert "  late: y bit for bit" in result.output
+
+
+def test_target_is_an_option_and_decides_the_sms() -> None:
+    request = ("--stage", "tail", "--tp", "8", "--tokens", "3", "--schedule", "early", "--arithmetic", "wide")
+    result = run(*request, "--arch", "sm_100a", "--tensor-order", "practice")
+    assert result.exit_code == 0, result.output
+    assert "SMs of sm_100a" in result.output
+    assert "y bit for bit" in result.output
 
 
 @pytest.mark.parametrize("arguments", [(), ("--stage", "tail", "--tp", "8"), ("decode:x", "--tokens", "3")])
