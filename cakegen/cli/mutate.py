@@ -15,6 +15,13 @@ import click
 @click.option("--model", "export", default="tiny_latent_moe", show_default=True, metavar="NAME|DIR", help="Export.")
 @click.option("--arch", default="sm_90a", show_default=True, help="Target of the programs.")
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(min=0), help="Random schedules a mutant.")
+@click.option(
+    "--attempts",
+    default=4,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Mutants of a site that are tried.",
+)
 @click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator; may be repeated.")
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Processes.")
 @click.option(
@@ -37,6 +44,7 @@ def mutate_command(
     export: str,
     arch: str,
     seeds: int,
+    attempts: int,
     operators: tuple[str, ...],
     jobs: int,
     out: Path,
@@ -45,7 +53,7 @@ def mutate_command(
     choose: bool,
     only_table: bool,
 ) -> None:
-    """Run every mutant of KEYs (or of --programs) under both extremes and some seeds until one shows it.
+    """Run mutants of KEYs (or of --programs) under both extremes and some seeds until one shows that they are broken.
 
     A mutant is a program whose PTX has one thing wrong: a fence, wait or arrival dropped, a count, parity, descriptor
     field or scope changed, an access moved in front of its wait. Prints a table of what was noticed, and the survivors.
@@ -63,8 +71,8 @@ def mutate_command(
         names = {operator.name for operator in OPERATORS} | {"hoist"}
         if unknown := set(operators) - names:
             raise click.UsageError(f"no operator {', '.join(sorted(unknown))}; there is: {', '.join(sorted(names))}")
-        campaign = Campaign(export, arch, _keys(keys, programs), seeds, operators)
-        with _progress("mutants") as advance:
+        campaign = Campaign(export, arch, _keys(keys, programs), seeds, operators, attempts)
+        with _progress("sites") as advance:
             run_campaign(campaign, out, jobs, lambda done, total, entry: advance(done, total, _last(entry)))
     show_results(out, explained)
 

@@ -1,6 +1,6 @@
 """Many mutants, on several processors, into a file that a killed run leaves usable. Imports targets, trial, compile.
 
-The file holds one JSON object a line: a header, then one object a mutant, each written as soon as it is known. A run
+The file holds one JSON object a line: a header, then one object a mutant, written as soon as its site is done. A run
 with the same file goes on where the last one ended.
 """
 
@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,12 @@ class Campaign:
 
     Parameters
     ----------
+    keys
+        Programs, as `target_of` reads them.
     operators
         Names of operators; empty: all.
+    attempts
+        Mutants of one site that are run until one is killed: first one a program, in the order of the programs.
     """
 
     export: str
@@ -43,6 +47,7 @@ class Campaign:
     keys: tuple[str, ...]
     seeds: int
     operators: tuple[str, ...] = ()
+    attempts: int = 4
 
     def header(self) -> dict[str, Any]:
         """The first line of the file: what a resumed run must agree with."""
@@ -98,27 +103,37 @@ def _registry(export: str) -> Registry:
     return load_registry(export)
 
 
-@functools.lru_cache(maxsize=2)
-def _trial(export: str, key: str, arch: str, seeds: int) -> Trial:
+@functools.lru_cache(maxsize=16)
+def _trial(export: str, name: str, arch: str, seeds: int) -> Trial:
     registry = _registry(export)
-    return Trial(registry, target_of(registry, key, arch), seeds)
+    return Trial(registry, target_of(registry, name, arch), seeds)
 
 
-Work = tuple[str, str, str, int, int]
+@dataclass(frozen=True)
+class Work:
+    """A site: the mutants of it that may be run, as (program, number of the mutant)."""
+
+    campaign: Campaign
+    site: str
+    candidates: tuple[tuple[str, int], ...]
 
 
-def _run_one(work: Work) -> dict[str, Any]:
-    """One mutant by its number, in a worker."""
-    export, key, arch, seeds, number = work
-    trial = _trial(export, key, arch, seeds)
-    mutant = trial.target.mutants[number]
-    return {**describe(trial.target, mutant), **asdict(trial.run(mutant))}
+def _run_site(work: Work) -> list[dict[str, Any]]:
+    """Run a site's mutants until one is killed; in a worker."""
+    campaign, entries = work.campaign, []
+    for name, number in work.candidates:
+        trial = _trial(campaign.export, name, campaign.arch, campaign.seeds)
+        mutant = trial.target.mutants[number]
+        verdict = trial.run(mutant)
+        entries.append({**describe(trial.target, mutant), **asdict(verdict)})
+        if verdict.killed:
+            break
+    return entries
 
 
 def describe(target: Target, mutant: Mutant) -> dict[str, Any]:
     """A mutant's entry in the file, without its verdict."""
     return {
-        "id": identity(target, mutant),
         "key": target.name,
         "operator": mutant.operator,
         "change": mutant.change,
@@ -129,29 +144,28 @@ def describe(target: Target, mutant: Mutant) -> dict[str, Any]:
     }
 
 
-def identity(target: Target, mutant: Mutant) -> str:
-    """What names a mutant in the file: its program and its edits."""
-    what = json.dumps([target.name, target.request.name, mutant.operator, mutant.change, mutant.edits])
-    return hashlib.sha256(what.encode()).hexdigest()[:16]
-
-
 def site_name(site: Site) -> str:
     """A short name of a site, the same in every program."""
     return hashlib.sha256(json.dumps(site).encode()).hexdigest()[:12]
 
 
-def planned(campaign: Campaign) -> list[tuple[str, Work]]:
-    """(identity, work) of every mutant of a campaign whose instruction the program reaches."""
-    registry = _registry(campaign.export)
-    found = []
-    for key in campaign.keys:
-        trial = Trial(registry, target_of(registry, key, campaign.arch), 0)
+def planned(campaign: Campaign) -> list[Work]:
+    """Every site that the programs of a campaign reach."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for name in campaign.keys:
+        trial = _trial(campaign.export, name, campaign.arch, campaign.seeds)
         reached = set(trial.reached(trial.target.mutants))
         for number, mutant in enumerate(trial.target.mutants):
             if mutant in reached and (not campaign.operators or mutant.operator in campaign.operators):
-                work = (campaign.export, key, campaign.arch, campaign.seeds, number)
-                found.append((identity(trial.target, mutant), work))
-    return found
+                found.setdefault(site_name(trial.target.site(mutant)), {}).setdefault(name, []).append(number)
+    return [Work(campaign, site, _candidates(numbers)[: campaign.attempts]) for site, numbers in found.items()]
+
+
+def _candidates(numbers: dict[str, list[int]]) -> tuple[tuple[str, int], ...]:
+    """The first mutant of each program, then the second of each, …"""
+    ranked = [(rank, name, number) for name, each in numbers.items() for rank, number in enumerate(each)]
+    # the sort is stable: programs stay in their order
+    return tuple((name, number) for _, name, number in sorted(ranked, key=lambda entry: entry[0]))
 
 
 def read_campaign(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -186,20 +200,21 @@ def run_campaign(
         if before != header:
             changed = [name for name in header if before.get(name) != header[name]]
             raise EmulationError(f"{file}: holds a run with another {', '.join(changed)}; give another file")
-        done = {entry["id"] for entry in results}
+        done = {entry["site"] for entry in results}
         _cut_off(file)
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(header) + "\n", encoding="utf-8")
     work = planned(campaign)
-    left = [each for name, each in work if name not in done]
+    left = [each for each in work if each.site not in done]
     finished = len(work) - len(left)
     on_progress(finished, len(work), None)
     with file.open("a", encoding="utf-8") as out:
-        for number, entry in enumerate(_results(left, jobs), finished + 1):
-            out.write(json.dumps(entry) + "\n")
+        for number, entries in enumerate(_results(left, jobs), finished + 1):
+            # one write a site: what is in the file is whole
+            out.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
             out.flush()
-            on_progress(number, len(work), entry)
+            on_progress(number, len(work), entries[-1])
 
 
 def _cut_off(file: Path) -> None:
@@ -208,11 +223,10 @@ def _cut_off(file: Path) -> None:
     file.write_bytes(raw[: raw.rindex(b"\n") + 1])
 
 
-def _results(work: Sequence[Work], jobs: int) -> Iterator[dict[str, Any]]:
+def _results(work: Sequence[Work], jobs: int) -> Iterator[list[dict[str, Any]]]:
     if jobs == 1:
-        yield from map(_run_one, work)
+        yield from map(_run_site, work)
         return
     # spawned: a forked child would share the parent's threads of numpy and torch
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        results: Iterable[dict[str, Any]] = pool.imap_unordered(_run_one, work, chunksize=4)
-        yield from results
+        yield from pool.imap_unordered(_run_site, work, chunksize=4)

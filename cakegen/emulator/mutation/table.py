@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from cakegen.emulator.mutation.trial import REFUSED, SURVIVED
+from cakegen.emulator.mutation.trial import ALIVE
 from cakegen.errors import EmulationError
 
 # Why a mutant survives: it does what the program does; the emulator can't tell; nobody knows yet.
@@ -86,11 +86,10 @@ def survivors_of(results: Iterable[dict[str, Any]], explanations: Sequence[Expla
         at.setdefault(entry["site"], []).append(entry)
     found = []
     for entries in at.values():
-        alive = [entry for entry in entries if entry["outcome"] == SURVIVED]
-        if not alive or any(entry["outcome"] not in (SURVIVED, REFUSED) for entry in entries):
+        if any(entry["outcome"] not in ALIVE for entry in entries):
             continue
-        pairs = [(entry, why) for entry in alive for why in explanations if why.matches(entry)]
-        entry, explanation = pairs[0] if pairs else (alive[0], None)
+        pairs = [(entry, why) for entry in entries for why in explanations if why.matches(entry)]
+        entry, explanation = pairs[0] if pairs else (entries[0], None)
         found.append(Survivor(entry, explanation))
     return found
 
@@ -113,7 +112,7 @@ def render_table(header: dict[str, Any], results: Sequence[dict[str, Any]], surv
 
 def _row(operator: str, results: Sequence[dict[str, Any]], survivors: Sequence[Survivor]) -> tuple[str, ...]:
     mine = [entry for entry in results if entry["operator"] == operator]
-    killed = [entry for entry in mine if entry["outcome"] not in (SURVIVED, REFUSED)]
+    killed = [entry for entry in mine if entry["outcome"] not in ALIVE]
     kinds = [survivor.kind for survivor in survivors if survivor.entry["operator"] == operator]
     sites, killed_sites = ({entry["site"] for entry in group} for group in (mine, killed))
     numbers = (
@@ -127,7 +126,7 @@ def _row(operator: str, results: Sequence[dict[str, Any]], survivors: Sequence[S
 
 
 def _with_share(row: tuple[str, ...]) -> tuple[str, ...]:
-    """A row with the killed share of the sites that are neither equivalent nor refused."""
+    """A row with the killed share of the sites that are not equivalent."""
     killed, rest = int(row[4]), int(row[6]) + int(row[7])
     return (*row, f"{100 * killed / (killed + rest):.1f} %" if killed + rest else "")
 

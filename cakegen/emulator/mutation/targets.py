@@ -84,13 +84,22 @@ def target_of(registry: Registry, name: str, arch: str) -> Target:
         No request that was tried launches it there.
     """
     key, _, sm_count = name.partition("/")
-    case = find_case(registry, key)
+    case = _with_padding(registry, find_case(registry, key), key)
     if sm_count:
         case = dataclasses.replace(case, sm_count=int(sm_count))
         if not _launches(registry, case, key):
             raise EmulationError(f"{key}: {case} does not launch it; leave out the SM count behind the slash")
     request = request_for(registry, key, arch, _FLAGS)
     return Target(key, request, compile_ptx(request), case)
+
+
+def _with_padding(registry: Registry, case: Case, key: str) -> Case:
+    """The same with a few tokens fewer, where that launches the same program: its tile then has rows of padding."""
+    for tokens in (case.tokens - 3, case.tokens - 1):
+        fewer = dataclasses.replace(case, tokens=tokens)
+        if tokens > 0 and _launches(registry, fewer, key):
+            return fewer
+    return case
 
 
 def _launches(registry: Registry, case: Case, key: str) -> bool:

@@ -27,6 +27,8 @@ from cakegen.registry import Registry
 
 SURVIVED, REFUSED, CRASHED = "survived", "refused", "crashed"
 WRONG, UNSTEADY = "wrong values", "bits depend on the schedule"
+# Outcomes that say nothing against a mutant.
+ALIVE = (SURVIVED, REFUSED, CRASHED)
 # A mutant that still runs after so many times the instructions of the program hangs; a short one gets a floor.
 _LIMIT_FACTOR, _LIMIT_FLOOR = 4, 200_000
 # Values are compared with the reference's tolerances, which any arithmetic meets; this one is the fastest.
@@ -55,6 +57,11 @@ class Verdict:
     schedule: str
     message: str
     seconds: float
+
+    @property
+    def killed(self) -> bool:
+        """Whether a schedule showed that it is broken."""
+        return self.outcome not in ALIVE
 
 
 def schedules(seeds: int) -> Iterator[Schedule]:

@@ -11,34 +11,36 @@ import pytest
 from cakegen.emulator.mutation.campaign import (
     Campaign,
     Reached,
+    Work,
+    _run_site,
     choose,
     planned,
     read_campaign,
     run_campaign,
 )
 from cakegen.emulator.mutation.targets import target_of
+from cakegen.emulator.mutation.trial import Trial, Verdict
 from cakegen.errors import EmulationError
 from cakegen.registry import load_registry
 
 KEY = "decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k1_2_o512_c1@sm_90a"
-CAMPAIGN = Campaign("tiny_latent_moe", "sm_90a", (KEY,), 1, ("parity", "bytes"))
+CAMPAIGN = Campaign("tiny_latent_moe", "sm_90a", (KEY,), 1, ("parity", "bytes", "neighbour"))
 
 
 @pytest.fixture
-def unpooled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Mutants get a verdict without a run; the list is of those that were asked for."""
-    asked: list[Any] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    """Sites get a verdict without a run; the list is of those that were asked for."""
+    sites: list[Work] = []
 
-    def verdict(work: Any) -> dict[str, Any]:
-        asked.append(work)
-        return {"id": names[work], "operator": "parity", "outcome": "deadlock"}
+    def verdict(work: Work) -> list[dict[str, Any]]:
+        sites.append(work)
+        return [{"site": work.site, "outcome": "survived"}, {"site": work.site, "outcome": "deadlock"}]
 
-    names = {work: name for name, work in planned(CAMPAIGN)}
-    monkeypatch.setattr("cakegen.emulator.mutation.campaign._run_one", verdict)
-    return asked
+    monkeypatch.setattr("cakegen.emulator.mutation.campaign._run_site", verdict)
+    return sites
 
 
-def test_killed_run_goes_on_behind_its_last_whole_line(tmp_path: Path, unpooled: list[Any]) -> None:
+def test_killed_run_goes_on_behind_its_last_whole_line(tmp_path: Path, asked: list[Work]) -> None:
     file, work = tmp_path / "deep" / "results.jsonl", planned(CAMPAIGN)
     assert len(work) > 8
 
@@ -50,15 +52,15 @@ def test_killed_run_goes_on_behind_its_last_whole_line(tmp_path: Path, unpooled:
     with pytest.raises(KeyboardInterrupt):
         run_campaign(CAMPAIGN, file, 1, stop)
     with file.open("a") as out:
-        out.write('{"id": "cut o')
-    unpooled.clear()
+        out.write('{"site": "cut o')
+    asked.clear()
     seen: list[int] = []
     run_campaign(CAMPAIGN, file, 1, lambda done, total, entry: seen.append(done))
     assert seen == list(range(5, len(work) + 1))
-    assert len(unpooled) == len(work) - 5
+    assert len(asked) == len(work) - 5
     header, results = read_campaign(file)
     assert header["seeds"] == 1
-    assert [entry["id"] for entry in results] == [name for name, _ in work]
+    assert [entry["site"] for entry in results[::2]] == [each.site for each in work]
 
 
 def test_file_of_another_campaign_is_refused(tmp_path: Path) -> None:
@@ -72,15 +74,23 @@ def test_file_of_another_campaign_is_refused(tmp_path: Path) -> None:
         read_campaign(file)
 
 
-def test_mutants_of_code_that_only_a_failing_wait_reaches_are_left_out() -> None:
+def test_sites_that_only_a_failing_wait_reaches_are_left_out() -> None:
     """A wait that gives up stores a record in front of a trap; no run of a correct program comes there."""
-    numbers = [work[-1] for _, work in planned(Campaign("tiny_latent_moe", "sm_90a", (KEY,), 1))]
+    work = planned(Campaign("tiny_latent_moe", "sm_90a", (KEY,), 1))
     mutants = target_of(load_registry("tiny_latent_moe"), KEY, "sm_90a").mutants
     record = {number for number, mutant in enumerate(mutants) if "volatile" in mutant.instruction.parts}
+    numbers = {number for each in work for _, number in each.candidates}
     assert record
-    assert not record & set(numbers)
-    assert len(numbers) > len(mutants) // 2
-    assert len(set(numbers)) == len(numbers)
+    assert not record & numbers
+    assert len({each.site for each in work}) == len(work)
+    assert max(len(each.candidates) for each in work) == 4
+
+
+def test_site_is_run_until_a_mutant_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = iter(["survived", "refused", "race", "survived"])
+    monkeypatch.setattr(Trial, "run", lambda trial, mutant: Verdict(next(outcomes), "", "", 0.1))
+    entries = _run_site(Work(CAMPAIGN, "x", ((KEY, 0), (KEY, 1), (KEY, 2), (KEY, 3))))
+    assert [entry["outcome"] for entry in entries] == ["survived", "refused", "race"]
 
 
 def test_choice_takes_rings_that_wrap_first_and_fast_programs_among_equals() -> None:
