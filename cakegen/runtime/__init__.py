@@ -11,6 +11,7 @@ import torch
 
 from cakegen.registry import load_registry
 from cakegen.runtime.latent_moe import LatentMoe
+from cakegen.runtime.packing import pack_weight, unpack_weight
 from cakegen.runtime.runner import Outputs, Runner
 from cakegen.runtime.workspace import Workspace
 
@@ -22,9 +23,11 @@ __all__ = [
     "kimi_k3_latent_moe",
     "kimi_k3_latent_moe_front",
     "kimi_k3_latent_moe_tail",
+    "pack_weight",
     "prepare_kimi_k3_latent_moe_front",
     "prepare_kimi_k3_latent_moe_tail",
     "shared_latent_moe",
+    "unpack_weight",
 ]
 
 

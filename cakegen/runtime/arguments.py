@@ -86,7 +86,7 @@ def bind_arguments(
 def _view(entry: TensorMapEntry, operand: Operand) -> TensorMap:
     """A `columns` view ends with this rank's slice, so that a box over its end reads zeros, not the next slice."""
     cols = operand.column_limit if entry.view == "columns" else operand.cols
-    return view_matrix(entry, operand.address, operand.rows, cols, operand.pitch)
+    return view_matrix(entry, operand.address, operand.rows, cols, operand.pitch, operand.chunk_stride)
 
 
 def _checked_i32(program: str, name: str, value: int) -> int:

@@ -92,7 +92,7 @@ class LatentMoe:
             `[T, hidden]` bf16; rows may be pitched (a multiple of 16 bytes), as the outputs' rows may.
         gate_weight, down_weight, shared_gate_up_weight
             `[experts, hidden]`, `[latent, hidden]`, `[2 * I_LOCAL, hidden]` bf16, contiguous, used in place. TP
-            follows from the last.
+            follows from the last. Each may be packed instead (`pack_weight`): read faster, to the same bits.
         logits, latent, shared_act
             Outputs `[T, experts]` fp32, `[T, latent]` and `[T, I_LOCAL]` bf16.
         backend
@@ -143,6 +143,7 @@ class LatentMoe:
             `[P, T, latent]` bf16 partials; row pitch and partial stride are free (multiples of 16 bytes).
         norm_weight, up_weight, shared_down_weight
             `[latent]`, `[hidden, latent]` (all columns; the rank's slice is read in place), `[hidden, I_LOCAL]` bf16.
+            The last two may be packed.
         shared_act
             `[T, I_LOCAL]` bf16, as the front wrote it.
         out, y_workspace

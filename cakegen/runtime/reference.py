@@ -10,6 +10,7 @@ import torch
 
 from cakegen.errors import LaunchError
 from cakegen.model import ModelDims
+from cakegen.runtime.packing import unpack_weight
 
 LANES = 32
 VECTOR = 8
@@ -95,6 +96,8 @@ def reference_front(
     With `dtype=torch.float32` they have the dtypes of the contract (fp32, bf16, bf16), each rounded once from fp32;
     with `torch.float64` all are fp64 and nothing is rounded.
     """
+    gate_weight, down_weight = unpack_weight(gate_weight), unpack_weight(down_weight)
+    shared_gate_up_weight = unpack_weight(shared_gate_up_weight)
     wide = x.to(dtype)
     logits = wide @ gate_weight.to(dtype).T
     latent = wide @ down_weight.to(dtype).T
@@ -118,6 +121,7 @@ def reference_tail(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`(y, out)` of one rank: `y [T, latent]` bf16 with its defined bits; `out [T, hidden]` bf16, or fp64 unrounded."""
+    up_weight, shared_down_weight = unpack_weight(up_weight), unpack_weight(shared_down_weight)
     y = reference_norm(routed, norm_weight, dims.norm_eps)
     width = dims.latent_slice(tp)
     columns = slice(rank * width, (rank + 1) * width)

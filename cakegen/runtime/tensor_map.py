@@ -110,8 +110,17 @@ class TensorMap:
         return count
 
 
-def view_matrix(entry: TensorMapEntry, address: int, rows: int, cols: int, pitch_elems: int) -> TensorMap:
-    """The map of a `[rows, cols]` row-major bf16 matrix with a row pitch, as a registry entry views it.
+def view_matrix(
+    entry: TensorMapEntry, address: int, rows: int, cols: int, pitch_elems: int, chunk_elems: int = 0
+) -> TensorMap:
+    """The map of a `[rows, cols]` bf16 matrix, as a registry entry views it.
+
+    Parameters
+    ----------
+    pitch_elems
+        Elements from one row to the next: of the matrix, or of a packed weight's chunk.
+    chunk_elems
+        Elements from one chunk of 64 columns to the next where the matrix is packed (0: it is row-major).
 
     Raises
     ------
@@ -126,7 +135,13 @@ def view_matrix(entry: TensorMapEntry, address: int, rows: int, cols: int, pitch
                 f"{entry.operand} has {cols} = {cols // _CHUNK_COLS} * {_CHUNK_COLS} + {cols % _CHUNK_COLS}."
             )
         dims = (_CHUNK_COLS, rows, cols // _CHUNK_COLS)
-        strides = (pitch_bytes, _CHUNK_COLS * BF16_BYTES)
+        strides = (pitch_bytes, (chunk_elems or _CHUNK_COLS) * BF16_BYTES)
+    elif entry.view == "columns" and chunk_elems:
+        raise LaunchError(
+            f"tensor map {entry.name}: a packed {entry.operand} can't serve a slice that ends inside a chunk; it ends "
+            f"at column {cols} = {cols // _CHUNK_COLS} * {_CHUNK_COLS} + {cols % _CHUNK_COLS}. Pass the weight unpacked."
+
+        )
     elif entry.view == "columns":
         # the third extent is 1, so its stride moves nothing; it must only be legal
         dims = (cols, rows, 1)

@@ -1,6 +1,7 @@
 """Operands of the front and the tail: checked against the model, and reduced to addresses and pitches.
 
-Imports torch, errors, arch and model. Asks no driver, so that it holds for CPU tensors (backend='reference') as well.
+Imports torch, errors, arch, model and packing. Asks no driver, so that it holds for CPU tensors
+(backend='reference') as well.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
 from cakegen.model import Model
+from cakegen.runtime.packing import PACKED_COLS, packed_shape
 
 ALIGN_BYTES = 16
 
@@ -28,6 +30,9 @@ class Operand:
         Elements from one row to the next; `cols` where there is at most one row.
     column_limit
         Columns that a `columns` view may read: up to the end of this rank's slice.
+    chunk_stride
+        Elements from one 64-column chunk of a packed weight to the next, whose rows lie 64 elements apart (0: the
+        matrix is row-major).
     """
 
     name: str
@@ -39,11 +44,12 @@ class Operand:
     column_limit: int
     partials: int = 1
     partial_stride: int = 0
+    chunk_stride: int = 0
 
     @property
     def matrix_elems(self) -> int:
         """Elements of one matrix, from the first to behind the last."""
-        return (self.rows - 1) * self.pitch + self.cols
+        return self.rows * self.cols if self.chunk_stride else (self.rows - 1) * self.pitch + self.cols
 
     @property
     def span_elems(self) -> int:
@@ -121,6 +127,21 @@ class _Check:
         if col_stride != 1 or pitch < cols or (not pitched and pitch != cols):
             self.refuse(name, tensor, need, "Call .contiguous().")
         self._note(tensor, Operand(name, tensor.data_ptr(), rows, cols, pitch, tensor.element_size(), cols))
+
+    def weight(self, name: str, tensor: torch.Tensor, shape: tuple[int, int], why: str) -> None:
+        """Check a weight: contiguous and row-major, or packed (`pack_weight`)."""
+        if tensor.dim() != 3:
+            self.matrix(name, tensor, shape, why)
+            return
+        rows, cols = shape
+        packed = packed_shape(rows, cols)
+        need = f"contiguous [{rows}, {cols}] bfloat16 ({why}), or packed {list(packed)}, on {self.device}"
+        self._kind(name, tensor, torch.bfloat16, need)
+        if tuple(tensor.shape) != packed or not tensor.is_contiguous():
+            self.refuse(name, tensor, need, "Pass what pack_weight made of the checkpoint's tensor for this rank.")
+        size, chunk = tensor.element_size(), rows * PACKED_COLS
+        operand = Operand(name, tensor.data_ptr(), rows, cols, PACKED_COLS, size, cols, chunk_stride=chunk)
+        self._note(tensor, operand)
 
     def vector(self, name: str, tensor: torch.Tensor, length: int, why: str) -> None:
         """Check a contiguous bf16 vector."""
@@ -238,10 +259,10 @@ def validate_front(
     tokens = int(x.shape[0])
     i_local = _front_i_local(check, model, shared_gate_up_weight)
     check.matrix("x", x, (tokens, dims.hidden), "T tokens of the hidden width", pitched=True)
-    check.matrix("gate_weight", gate_weight, (dims.experts, dims.hidden), "experts by hidden")
-    check.matrix("down_weight", down_weight, (dims.latent, dims.hidden), "latent by hidden")
+    check.weight("gate_weight", gate_weight, (dims.experts, dims.hidden), "experts by hidden")
+    check.weight("down_weight", down_weight, (dims.latent, dims.hidden), "latent by hidden")
     rows = f"2 * {i_local} gate and up rows by hidden"
-    check.matrix("shared_gate_up_weight", shared_gate_up_weight, (2 * i_local, dims.hidden), rows)
+    check.weight("shared_gate_up_weight", shared_gate_up_weight, (2 * i_local, dims.hidden), rows)
     fp32 = torch.float32
     check.matrix("logits", logits, (tokens, dims.experts), "T by experts", dtype=fp32, pitched=True)
     check.matrix("latent", latent, (tokens, dims.latent), "T by latent", pitched=True)
@@ -262,7 +283,7 @@ def validate_front(
 
 def _front_i_local(check: _Check, model: Model, weight: torch.Tensor) -> int:
     whole = model.dims.shared_intermediate
-    rows = int(weight.shape[0]) if weight.dim() == 2 else 0
+    rows = {2: int(weight.shape[0]), 3: int(weight.shape[1])}[weight.dim()] if weight.dim() in (2, 3) else 0
     if rows < 2 or rows % 2 or whole % (rows // 2):
         need = f"[2 * I_LOCAL, {model.dims.hidden}] bfloat16 with I_LOCAL = {whole} / TP for a whole TP"
         check.refuse("shared_gate_up_weight", weight, need, "Concatenate this rank's gate rows and up rows.")
@@ -301,9 +322,9 @@ def validate_tail(
     partials, tokens, _ = (int(extent) for extent in routed.shape)
     i_local = dims.i_local(tp)
     check.vector("norm_weight", norm_weight, dims.latent, "latent")
-    check.matrix("up_weight", up_weight, (dims.hidden, dims.latent), "hidden by latent, all columns")
+    check.weight("up_weight", up_weight, (dims.hidden, dims.latent), "hidden by latent, all columns")
     check.matrix("shared_act", shared_act, (tokens, i_local), f"T by {dims.shared_intermediate} / {tp}", pitched=True)
-    check.matrix("shared_down_weight", shared_down_weight, (dims.hidden, i_local), "hidden by shared columns")
+    check.weight("shared_down_weight", shared_down_weight, (dims.hidden, i_local), "hidden by shared columns")
     check.matrix("y_workspace", y_workspace, (tokens, dims.latent), "T by latent", pitched=True)
     check.matrix("out", out, (tokens, dims.hidden), "T by hidden", pitched=True)
     check.outputs_apart(("out", "y_workspace"))
