@@ -16,6 +16,7 @@ from cakegen.bench.records import (
     GEMM,
     OURS,
     OURS_AGAIN,
+    OURS_PACKED,
     RIVAL_PREFIX,
     TIMED,
     UNSERVED,
@@ -104,10 +105,11 @@ def measure_rows(bench: Bench, rows: Sequence[Row]) -> Iterator[RowRecord]:
     for group in grouped_rows(rows):
         operands = make_operands(bench.moe.model.dims, group[0], bench.device, bench.settings.seed)
         copies: list[Weights] = [operands.case.weights]
+        packed = operands.case.weights.packed()
         pointwise = pointwise_to_try(bench, operands.case.weights)
         for row in group:
-            yield RowMeasurement(bench, operands.case_of(row), pointwise, copies).measure()
-        del operands, copies
+            yield RowMeasurement(bench, operands.case_of(row), pointwise, copies, packed).measure()
+        del operands, copies, packed
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -128,13 +130,18 @@ class RowMeasurement:
         Elementwise kernels to try for the rivals, the best first.
     copies
         Copies of the weights that rows of the group share; grown here as needed, the first is the case's own.
+    packed
+        The weights packed.
     """
 
-    def __init__(self, bench: Bench, case: Case, pointwise: Sequence[Pointwise], copies: list[Weights]) -> None:
+    def __init__(
+        self, bench: Bench, case: Case, pointwise: Sequence[Pointwise], copies: list[Weights], packed: Weights
+    ) -> None:
         self._bench = bench
         self._case = case
         self._pointwise = pointwise
         self._copies = copies
+        self._packed = packed
         self._unavailable = dict(bench.notes)
         self._builders: dict[str, Callable[[Case], Arm]] = {}
 
@@ -176,6 +183,10 @@ class RowMeasurement:
             return WRONG, str(error), arm.keys
         calls[OURS_AGAIN] = bench.clock.capture(arm.call)
         self._builders[OURS] = build
+        try:
+            calls[OURS_PACKED] = capture_checked(build(case.on(self._packed)), case, bench.clock, TOLERANCES)
+        except CakeError as error:
+            self._unavailable[OURS_PACKED] = str(error)
         return TIMED, None, arm.keys
 
     def _add_rivals(self, calls: dict[str, Call]) -> None:

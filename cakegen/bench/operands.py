@@ -14,6 +14,7 @@ import torch
 from cakegen.bench.rows import Row
 from cakegen.errors import BenchError
 from cakegen.model import ModelDims
+from cakegen.runtime.packing import pack_weight
 from cakegen.runtime.reference import reference_front, reference_tail
 
 BF16 = torch.bfloat16
@@ -42,6 +43,10 @@ class FrontWeights:
         rows = [dims.experts, dims.latent, joined.shape[0] - dims.experts - dims.latent]
         return FrontWeights(joined, *torch.split(joined, rows))
 
+    def packed(self) -> FrontWeights:
+        """The same weights packed (`pack_weight`), beside the joined tensor as it is."""
+        return FrontWeights(self.joined, pack_weight(self.gate), pack_weight(self.down), pack_weight(self.gate_up))
+
     def copy(self, dims: ModelDims) -> FrontWeights:
         """The same weights at other addresses."""
         return FrontWeights.of(self.joined.clone(), dims)
@@ -67,6 +72,10 @@ class TailWeights:
         if self._joined is None:
             self._joined = torch.cat((self.up[:, self.columns], self.down), dim=1)
         return self._joined
+
+    def packed(self) -> TailWeights:
+        """The same weights with both matrices packed (`pack_weight`)."""
+        return TailWeights(self.norm, pack_weight(self.up), pack_weight(self.down), self.columns)
 
     def copy(self, dims: ModelDims) -> TailWeights:
         """The same weights at other addresses."""

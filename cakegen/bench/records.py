@@ -23,7 +23,8 @@ SCHEMA = 1
 TIMED = "timed"
 UNSERVED = "unserved"
 WRONG = "wrong"
-OURS, OURS_AGAIN, FLOOR, GEMM = "ours", "ours again", "floor", "gemm"
+OURS, OURS_AGAIN, OURS_PACKED = "ours", "ours again", "ours packed"
+FLOOR, GEMM = "floor", "gemm"
 """Names of arms that are not rivals; a stream probe's begins with `stream `, a rival's is prefixed with `rival `."""
 RIVAL_PREFIX = "rival "
 
@@ -42,6 +43,8 @@ class RowRecord:
         Logical keys of our launches.
     ours_us, ours_min_us, spread
         Our median and minimum, and (90th - 10th percentile) / median.
+    packed_us
+        Ours on packed weights; None where they can't serve.
     noise
         How far the same arm's second median lies from the first, as a part of it.
     rival, rival_us, ratio
@@ -69,6 +72,7 @@ class RowRecord:
     ours_us: float | None = None
     ours_min_us: float | None = None
     spread: float | None = None
+    packed_us: float | None = None
     noise: float | None = None
     rival: str | None = None
     rival_us: float | None = None
@@ -125,6 +129,7 @@ def row_record(
         ours_us=ours_us,
         ours_min_us=ours.min_us if ours else None,
         spread=ours.spread if ours else None,
+        packed_us=_median(arms.get(OURS_PACKED)),
         noise=abs(again.median_us / ours.median_us - 1) if ours and again else None,
         rival=rival.removeprefix(RIVAL_PREFIX) if rival else None,
         rival_us=rival_us,

@@ -11,8 +11,8 @@ from cakegen.bench.records import TIMED, RowRecord
 LOSES = "LOSES"
 _REASON_COLS = 100
 _ROW_COLUMNS = (
-    "stage", "TP", "T", "ours us", "min", "spread", "noise", "rival us", "ratio", "rival", "limit us", "ours/limit",
-    "rotation us", "floor us", "TB/s", "TFLOP/s", "",
+    "stage", "TP", "T", "ours us", "min", "packed us", "spread", "noise", "rival us", "ratio", "rival", "limit us",
+    "ours/limit", "rotation us", "floor us", "TB/s", "TFLOP/s", "",
 )  # fmt: skip
 
 
@@ -32,6 +32,7 @@ def _row_cells(record: RowRecord) -> tuple[str, ...]:
         str(record.tokens),
         _number(record.ours_us),
         _number(record.ours_min_us),
+        _number(record.packed_us),
         _percent(record.spread),
         _percent(record.noise),
         _number(record.rival_us),

@@ -138,9 +138,8 @@ def view_matrix(
         strides = (pitch_bytes, (chunk_elems or _CHUNK_COLS) * BF16_BYTES)
     elif entry.view == "columns" and chunk_elems:
         raise LaunchError(
-            f"tensor map {entry.name}: a packed {entry.operand} can't serve a slice that ends inside a chunk; it ends "
-            f"at column {cols} = {cols // _CHUNK_COLS} * {_CHUNK_COLS} + {cols % _CHUNK_COLS}. Pass the weight unpacked."
-
+            f"tensor map {entry.name}: a packed {entry.operand} has no slice that ends inside a chunk; it ends at "
+            f"column {cols} = {cols // _CHUNK_COLS} * {_CHUNK_COLS} + {cols % _CHUNK_COLS}. Pass the weight unpacked."
         )
     elif entry.view == "columns":
         # the third extent is 1, so its stride moves nothing; it must only be legal

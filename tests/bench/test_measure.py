@@ -50,11 +50,11 @@ def test_decode_row_is_checked_timed_and_limited_by_the_probe(bench: Bench, stag
     (record,) = measure_rows(bench, [Row(stage, tp, 5)])
     assert (record.status, record.problem, record.unavailable) == ("timed", None, {})
     chains = {"separate", "joined", "joined_fp32"} if stage == "front" else {"separate", "joined"}
-    ours = {"ours", "ours again", "floor", "stream 128x128", "stream 128x64", "stream 64x64"}
+    ours = {"ours", "ours again", "ours packed", "floor", "stream 128x128", "stream 128x64", "stream 64x64"}
     assert set(record.arms) == ours | {f"rival {name} eager" for name in chains}
-    for value in (record.ours_us, record.rival_us, record.ratio, record.noise, record.floor_us, record.rotation_us):
+    for value in (record.ours_us, record.rival_us, record.ratio, record.noise, record.packed_us, record.floor_us):
         assert value is not None
-    assert record.rival_rotation_us is not None
+    assert None not in (record.rotation_us, record.rival_rotation_us)
     assert str(record.limit).startswith("stream ")
     assert record.arms["ours"]["count"] == 3
 
@@ -179,12 +179,12 @@ def test_chain_that_loses_a_link_is_wrong(bench: Bench, monkeypatch: pytest.Monk
     """A tail that reads another shared_act than its front wrote: what a stale buffer does."""
     build_ours = layer_chain.build_ours
 
-    def stale(moe: LatentMoe, case: Case, backend: str) -> arms.Arm:
+    def stale(moe: LatentMoe, case: Case, backend: str, overlap: bool = False) -> arms.Arm:
         if case.row.stage == "tail":
             case = dataclasses.replace(
                 case, inputs={**case.inputs, "shared_act": torch.ones_like(case.inputs["shared_act"])}
             )
-        return build_ours(moe, case, backend)
+        return build_ours(moe, case, backend, overlap)
 
     monkeypatch.setattr(layer_chain, "build_ours", stale)
     (chain,) = layer_chain.measure_chains(bench, [16], [1])

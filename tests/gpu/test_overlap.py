@@ -63,7 +63,7 @@ class Chain:
                     rank=tail.rank,
                     y_workspace=y,
                     **options,
-                )  # fmt: skip
+                )
             )
             x = out
 
