@@ -59,7 +59,7 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
     scope = _scope(instruction)
     released = None
     if what == "arrive" and thread is not None and scope is not None:
-        released = thread.released(scope)
+        released = thread.released(scope, active)
     for lane in np.flatnonzero(active):
         cta, offset = locate(strand, int(address[lane]), remote)
         if what == "init":

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.ptx import Instruction
 from cakegen.emulator.shadow import IN_FLIGHT, WIDEST, Access, ReaderSets, Shadow
-from cakegen.emulator.thread import Memory, Thread
+from cakegen.emulator.thread import LANE_BITS, Memory, Thread
 from cakegen.emulator.vector_clock import EXECUTED, FENCED_GLOBAL, VISIBLE, Position, SyncPoint
 
 Array = NDArray[Any]
@@ -102,6 +102,9 @@ class Clocks:
         writes, reads = shadow.views(width)
         number = self._number(thread, False)
         self._require_writes(thread, number, writes[rows], (shadow, rows, width), VISIBLE)
+        lanes = shadow.lanes(width)
+        if lanes is not None:
+            self._note_reading_lanes(thread, lanes[1], reads[rows], rows)
         self._add_reader(thread, number, reads, rows)
 
     def write(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
@@ -119,6 +122,9 @@ class Clocks:
         self._require_reads(thread, number, reads[rows], cells)
         writes[rows] = number
         reads[rows] = 0
+        lanes = shadow.lanes(width)
+        if lanes is not None:
+            lanes[0][rows] = thread.lane_codes(rows.size)
 
     # ---- asynchronous operations ----
 
@@ -176,9 +182,41 @@ class Clocks:
         number = thread.recent.get((thread.index, writes))
         if number is None:
             what = "write" if writes else "read"
-            number = self._access(thread, what, thread.slot, thread.now, strong=thread.strong)
+            number = self._access(thread, what, thread.slot, IN_FLIGHT, strong=thread.strong)
             thread.recent[thread.index, writes] = number
+            thread.open.append(self._accesses[number])
+        elif thread.lanes is not None:
+            access = self._accesses[number]
+            access.lanes = None if access.lanes is None else access.lanes | thread.lanes
         return number
+
+    def _note_reading_lanes(self, thread: Thread, codes: Array, before: Array, rows: Array) -> None:
+        """Who reads now; several lanes where this thread has read the cell before and nothing covers that yet."""
+        own = thread.lane_codes(rows.size)
+        for each in _distinct(before):
+            if any(self._is_open(thread, self._accesses[member]) for member in self._readers.members[each]):
+                own = np.where(codes[rows] == own, own, thread.several_lanes)
+                break
+        codes[rows] = own
+
+    def _is_open(self, thread: Thread, access: Access) -> bool:
+        """A thread's own access that nothing has covered since."""
+        return access.slot == thread.slot and access.time == IN_FLIGHT
+
+    def _crosses_lanes(
+        self, thread: Thread, access: Access, earlier: Access, marked: Array, cells: Cells, which: int
+    ) -> bool:
+        """Whether another lane of the thread made an access that is still open, at the marked cells."""
+        shadow, rows, width = cells
+        if access.asynchronous:
+            mine = thread.lanes
+            return mine is not None and (earlier.lanes is None or bool((earlier.lanes & ~mine).any()))
+        lanes = shadow.lanes(width)
+        if lanes is None:
+            return False
+        codes = lanes[which][rows]
+        other = (codes != thread.lane_codes(rows.size)) & (codes >> LANE_BITS == thread.slot)
+        return bool((other & marked).any())
 
     def _add_reader(self, thread: Thread, number: int, reads: Array, rows: Array) -> None:
         before = reads[rows]
@@ -200,7 +238,12 @@ class Clocks:
         known = thread.known_to_proxy if access.by_proxy else thread.known
         for each in _distinct(before) - known:
             earlier = self._accesses[each]
-            if earlier.is_before(thread.clock, VISIBLE):
+            if self._is_open(thread, earlier):
+                if self._crosses_lanes(thread, access, earlier, before == each, cells, 0):
+                    raise self._lanes_fault(access, earlier, _first(before, each, cells))
+                if access.by_proxy:
+                    raise self._proxy_fault(access, earlier, cells[0], _first(before, each, cells))
+            elif earlier.is_before(thread.clock, VISIBLE):
                 fenced = earlier.asynchronous or earlier.is_before(thread.clock, cells[0].fenced_row)
                 if access.by_proxy and not fenced:
                     raise self._proxy_fault(access, earlier, cells[0], _first(before, each, cells))
@@ -210,6 +253,7 @@ class Clocks:
 
     def _require_reads(self, thread: Thread, number: int, before: Array, cells: Cells) -> None:
         """Every read since the last write has been performed."""
+        access = self._accesses[number]
         for each in _distinct(before) - thread.known_readers:
             late = [
                 earlier
@@ -219,16 +263,26 @@ class Clocks:
             if not late:
                 thread.known_readers.add(each)
             for earlier in late:
-                if not self._accesses[number].tolerates(earlier):
-                    raise self._race(thread, self._accesses[number], earlier, _first(before, each, cells))
+                if self._is_open(thread, earlier):
+                    if self._crosses_lanes(thread, access, earlier, before == each, cells, 1):
+                        raise self._lanes_fault(access, earlier, _first(before, each, cells))
+                elif not access.tolerates(earlier):
+                    raise self._race(thread, access, earlier, _first(before, each, cells))
 
     def _race(self, thread: Thread, access: Access, earlier: Access, place: str) -> Fault:
         why = "nothing orders the two"
-        if earlier.time == IN_FLIGHT:
-            why = "which is still in flight"
+        if earlier.asynchronous and earlier.time == IN_FLIGHT:
+            why = "the other is still in flight"
         elif earlier.is_before(thread.clock, EXECUTED):
             why = "what was released between them is relaxed, or its scope does not hold both threads"
         return Fault("race", f"{access.what} of {place}, and {why}:\n  {earlier.what} by {earlier.where}")
+
+    def _lanes_fault(self, access: Access, earlier: Access, place: str) -> Fault:
+        return Fault(
+            "race",
+            f"{access.what} of {place}, which another lane of the warp touched, and no bar.warp.sync is between:\n"
+            f"  {earlier.what} by {earlier.where}",
+        )
 
     def _proxy_fault(self, access: Access, earlier: Access, shadow: Shadow, place: str) -> Fault:
         space = "global" if shadow.fenced_row == FENCED_GLOBAL else "shared::cta"

@@ -112,6 +112,8 @@ class Shadow:
         cells = -(-num_bytes // 64) * 64 // WIDEST
         self._writes: Ids = np.zeros(cells, np.int32)
         self._reads: Ids = np.zeros(cells, np.int32)
+        self._lanes: tuple[Ids, Ids] | None = None if is_global else (self._reads.copy(), self._reads.copy())
+        self._lane_views: dict[int, tuple[Ids, Ids]] = {}
         self._views: dict[int, tuple[Ids, Ids]] = {}
 
     def views(self, width: int) -> tuple[Ids, Ids]:
@@ -123,8 +125,25 @@ class Shadow:
             self._views[width] = self._writes.reshape(-1, per_row), self._reads.reshape(-1, per_row)
         return self._views[width]
 
+    def lanes(self, width: int) -> tuple[Ids, Ids] | None:
+        """Which lane wrote and read last, as `views`; lanes are told apart in shared memory only.
+
+        A number is `lane_codes`' of the lane that made the last access.
+        """
+        if self._lanes is None:
+            return None
+        if width not in self._lane_views:
+            self.views(width)
+            per_row = width // self.cell
+            self._lane_views[width] = self._lanes[0].reshape(-1, per_row), self._lanes[1].reshape(-1, per_row)
+        return self._lane_views[width]
+
     def _refine(self, width: int) -> None:
         self._writes = np.repeat(self._writes, self.cell // width)
         self._reads = np.repeat(self._reads, self.cell // width)
+        if self._lanes is not None:
+            writes, reads = self._lanes
+            self._lanes = np.repeat(writes, self.cell // width), np.repeat(reads, self.cell // width)
         self.cell = width
         self._views.clear()
+        self._lane_views.clear()

@@ -1,6 +1,7 @@
 """A warp as the checker of happens-before sees it: its clock, and how the clock grows. Imports vector_clock only.
 
-The lanes of a warp count as one thread.
+A warp has one clock, but its lanes are told apart: an access is *open* until a release by its own lanes, a barrier
+or a `bar.warp.sync` covers it. Open accesses are known to nobody else, and to no other lane.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from cakegen.emulator.vector_clock import EXECUTED, GPU, Position, Released, Syn
 
 if TYPE_CHECKING:
     from cakegen.emulator.clocks import Clocks
+    from cakegen.emulator.shadow import Access
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_] | None
 # A buffer of global memory, or the shared memory of a CTA.
 Memory = object
+# A lane's code: its warp's slot, then so many bits for the lane.
+LANE_BITS = 6
 
 
 class Thread:
-    """One warp, as the checker sees it: its lanes count as one thread."""
+    """One warp, as the checker sees it."""
 
     def __init__(self, clocks: Clocks, slot: int, low: int, size: int, position: Position, warp: int) -> None:
         self.clocks = clocks
@@ -39,6 +43,8 @@ class Thread:
         self.known_to_proxy: set[int] = {0}
         self.known_readers: set[int] = {0}
         self.recent: dict[tuple[int, bool], int] = {}
+        self.open: list[Access] = []
+        self._codes = ((slot << LANE_BITS) + np.arange(32, dtype=np.int32)).reshape(32, 1)
         self._fenced: list[VectorClock | None] = [None] * (GPU + 1)
         self._observed: list[VectorClock | None] = [None] * (GPU + 1)
         self._initialised: VectorClock | None = None
@@ -118,17 +124,54 @@ class Thread:
         self.clock.learn(self.slot, self.now)
         self.recent.clear()
 
+    @property
+    def several_lanes(self) -> int:
+        """The code of more than one lane of this warp."""
+        return (self.slot << LANE_BITS) + 32
+
+    def lane_codes(self, count: int) -> Array:
+        """`[count, 1]`: which lane of which warp makes each of the accesses that it is `at`."""
+        if count == 32 and (self.lanes is None or self.lanes.all()):
+            return self._codes
+        active = None if self.lanes is None else np.flatnonzero(self.lanes)
+        if active is None or active.size != count:
+            # rows of a matrix: each comes from several lanes
+            return np.full((count, 1), self.several_lanes, np.int32)
+        return self._codes[active]
+
+    def close(self, lanes: Mask) -> None:
+        """What these lanes accessed (None: all lanes) is covered by what they do now."""
+        if lanes is None or lanes.all():
+            for access in self.open:
+                access.time = self.now
+            self.open.clear()
+            return
+        kept = []
+        for access in self.open:
+            if access.lanes is None or (access.lanes & ~lanes).any():
+                kept.append(access)
+            else:
+                access.time = self.now
+        self.open = kept
+
+    def sync_lanes(self, lanes: Mask) -> None:
+        """`bar.warp.sync`: what the lanes accessed before comes before what they do next (PTX ISA 9.7.13.2)."""
+        self.close(lanes)
+        self.tick()
+
     def learn(self, slot: int, time: int) -> None:
         """A unit's operations up to a time are complete and visible here."""
         self.clock.learn(slot, time)
 
     def release(self, point: SyncPoint, scope: int, home: Position | None = None) -> None:
-        """Leave everything known here for those who acquire inside of the scope."""
+        """Leave what the lanes it is `at` know for those who acquire inside of the scope."""
+        self.close(self.lanes)
         point.release(self.clock, self.position, scope, home)
         self.tick()
 
-    def released(self, scope: int) -> Released:
-        """What an arrival publishes, wherever and whenever it arrives."""
+    def released(self, scope: int, lanes: Mask) -> Released:
+        """What an arrival by these lanes publishes, wherever and whenever it arrives."""
+        self.close(lanes)
         released = Released(self.clock.copy(), self.position, scope)
         self.tick()
         return released
@@ -142,7 +185,8 @@ class Thread:
         self.clock.join(clock)
 
     def leave(self, clock: VectorClock | None) -> VectorClock:
-        """A clock, from now on with all that is known here."""
+        """A clock, from now on with all that is known here: a barrier of whole warps."""
+        self.close(None)
         if clock is None:
             clock = self.clock.copy()
         else:
@@ -152,7 +196,7 @@ class Thread:
 
     # ---- fences ----
 
-    def fence(self, scope: int, *, releases: bool = True, acquires: bool = True) -> None:
+    def fence(self, lanes: Mask, scope: int, *, releases: bool = True, acquires: bool = True) -> None:
         """`fence.acq_rel`, `fence.sc`: later strong writes release, and earlier strong reads acquire."""
         if acquires:
             for level in range(scope + 1):
@@ -160,13 +204,15 @@ class Thread:
                 if observed is not None:
                     self.clock.join(observed)
         if releases:
+            self.close(lanes)
             snapshot = self.clock.copy()
             for level in range(scope + 1):
                 self._fenced[level] = snapshot
             self.tick()
 
-    def fence_proxy(self, rows: Iterable[int]) -> None:
-        """`fence.proxy.async`: this thread's generic writes up to now."""
+    def fence_proxy(self, lanes: Mask, rows: Iterable[int]) -> None:
+        """`fence.proxy.async`: the lanes' own generic writes up to now."""
+        self.close(lanes)
         for row in rows:
             self.clock.learn(self.slot, self.now, row)
         self.tick()

@@ -184,8 +184,8 @@ class _BlockWriter:
         mask = self._mask(instruction)
         if root in ("fence", "membar"):
             self._program.scope["I"][index] = decode_fence(instruction)
-            self._line(index, f"I[{index}](w)")
-        elif root in _NO_EFFECT or (root == "bar" and instruction.parts[1] == "warp"):
+            self._line(index, f"I[{index}](w, {mask})")
+        elif root in _NO_EFFECT:
             self._line(index, "pass")
         elif root == "clusterlaunchcontrol":
             target, response = instruction.operands
@@ -194,6 +194,8 @@ class _BlockWriter:
                 raise self._writer.refuse(instruction)
             items = target.items if isinstance(target, Vector) else (target,)
             self._line(index, self._assign_all(items, *query, mask))
+        elif root == "bar":
+            self._line(index, f"w.sync_lanes({mask})")
         elif root == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
             self._line(index, self._pack_or_unpack(instruction, mask))
         elif self._writer.knows(root):

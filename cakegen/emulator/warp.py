@@ -80,6 +80,11 @@ class Warp:
         """Its thread, about to touch memory; None where the order of accesses is not checked."""
         return None if self.thread is None else self.thread.at(index, lanes, strong)
 
+    def sync_lanes(self, lanes: NDArray[np.bool_] | None) -> None:
+        """`bar.warp.sync`."""
+        if self.thread is not None:
+            self.thread.sync_lanes(lanes)
+
     def release(self) -> None:
         """What was sent to other CTAs arrives before what is released now."""
         if self.remote_arrivals:

@@ -101,6 +101,7 @@ PATTERNS = {
                 "nothing orders the two",
             ),
             ("mbarrier_wait(full, i / 2 & 1, watch);", "", {"race", "pending-write", "unwritten-read"}, ""),
+            ("warp_sync();\n                if (LANE0)", "if (LANE0)", {"race"}, "nothing orders the two"),
             ("__syncthreads();", "", {"race", "barrier"}, ""),
         ),
     ),
@@ -388,6 +389,26 @@ PATTERNS = {
                 {"race", "barrier"},
                 "",
             ),
+        ),
+    ),
+    "lanes of a warp exchange values": Pattern(
+        kernel("""
+        const u32 cell = tile + warp * 128 + lane_id() * 4, other = tile + warp * 128 + (lane_id() ^ 5) * 4;
+        u32 sum = t;
+        for (u32 i = 0; i < 3; ++i) {
+            u32 own, theirs;
+            ASM("st.shared.u32 [%0], %1;" :: "r"(cell), "r"(sum) : "memory");
+            ASM("ld.shared.u32 %0, [%1];" : "=r"(own) : "r"(cell) : "memory");
+            ASM("st.shared.u32 [%0], %1;" :: "r"(cell), "r"(own + 1) : "memory");
+            warp_sync(); /* written */
+            ASM("ld.shared.u32 %0, [%1];" : "=r"(theirs) : "r"(other) : "memory");
+            sum += theirs;
+            warp_sync(); /* read */
+        }
+        out[t] = sum;"""),
+        (
+            ("warp_sync(); /* written */", "", {"race"}, "which another lane of the warp touched"),
+            ("warp_sync(); /* read */", "", {"race"}, "which another lane of the warp touched"),
         ),
     ),
     "initialisations that the cluster sees": Pattern(
