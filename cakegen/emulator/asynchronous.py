@@ -55,11 +55,11 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
     count = read_lanes(strand, rest[0], "u4") if rest else np.ones(32, np.uint32)
     if has_result and not isinstance(instruction.operands[0], Sink):
         raise refused(instruction)
-    thread = strand.warp.thread
+    thread = strand.warp.at(strand.pc - 1, active)
     scope = _scope(instruction)
     released = None
     if what == "arrive" and thread is not None and scope is not None:
-        released = thread.released(scope, active)
+        released = thread.released(scope) if remote else thread.releasing(scope)
     for lane in np.flatnonzero(active):
         cta, offset = locate(strand, int(address[lane]), remote)
         if what == "init":
@@ -84,6 +84,8 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
                 machine.issue(arrival)
         else:
             raise refused(instruction)
+    if thread is not None:
+        thread.tick()
 
 
 def _scope(instruction: Instruction) -> int | None:

@@ -34,7 +34,7 @@ Cells = tuple[Shadow, Array, int]
 
 # Units a CTA gets beside its warps, next to them: mbarriers and pipes. Later ones cost a wider clock.
 _UNITS_A_CTA = 24
-# From so many cells on, equal ones are looked for first.
+# From so many cells on, one or two numbers are looked for first.
 _MANY = 64
 
 
@@ -296,9 +296,9 @@ class Clocks:
 
 def _distinct(numbers: Array) -> set[int]:
     if numbers.size > _MANY:
-        first = numbers.flat[0]
-        if (numbers == first).all():
-            return {int(first)}
+        low, high = numbers.min(), numbers.max()
+        if low == high or ((numbers == low) | (numbers == high)).all():
+            return {int(low), int(high)}
         return set(np.unique(numbers).tolist())
     return set(numbers.ravel().tolist())
 

@@ -121,7 +121,7 @@ class Thread:
     def tick(self) -> None:
         """What follows is later than what was released."""
         self.now += 1
-        self.clock.learn(self.slot, self.now)
+        self.clock.advance(self.slot, self.now)
         self.recent.clear()
 
     @property
@@ -169,9 +169,14 @@ class Thread:
         point.release(self.clock, self.position, scope, home)
         self.tick()
 
-    def released(self, scope: int, lanes: Mask) -> Released:
-        """What an arrival by these lanes publishes, wherever and whenever it arrives."""
-        self.close(lanes)
+    def releasing(self, scope: int) -> Released:
+        """What an arrival that happens now publishes, by the lanes it is `at`; then it must `tick`."""
+        self.close(self.lanes)
+        return Released(self.clock, self.position, scope)
+
+    def released(self, scope: int) -> Released:
+        """The same of an arrival on its way, whenever it arrives."""
+        self.close(self.lanes)
         released = Released(self.clock.copy(), self.position, scope)
         self.tick()
         return released

@@ -77,6 +77,19 @@ class Program:
         """Instructions at which a block ends and `synchronise` takes over."""
         return frozenset(i for i, each in enumerate(self.kernel.instructions) if is_stop(each))
 
+    @functools.cached_property
+    def accumulators(self) -> tuple[int, ...]:
+        """Registers that hold sums of wgmmas, and those that are moved into them."""
+        instructions = self.kernel.instructions
+        forms = [decode_wgmma(each) for each in instructions if each.parts[:2] == ("wgmma", "mma_async")]
+        held = {index for form in forms for index in form.registers}
+        for each in instructions:
+            if each.root == "mov" and len(each.operands) == 2:
+                target, source = each.operands
+                if isinstance(target, Register) and isinstance(source, Register) and target.index in held:
+                    held.add(source.index)
+        return tuple(sorted(held))
+
     def block(self, start: int, divergent: bool) -> Block:
         """The block that starts at an instruction."""
         key = (start, divergent)

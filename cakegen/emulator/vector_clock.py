@@ -52,6 +52,10 @@ class VectorClock:
         column = slot - self.low
         self.rows[rows, column] = np.maximum(self.rows[rows, column], time)
 
+    def advance(self, slot: int, time: int) -> None:
+        """The time of the thread whose clock it is."""
+        self.rows[VISIBLE : EXECUTED + 1, slot - self.low] = time
+
     def join(self, other: VectorClock, row: int | None = None) -> None:
         """Know what the other knows: all of it, or one row."""
         mine, theirs = self.rows, other.rows

@@ -113,7 +113,7 @@ class WgmmaUnit:
         self._uncommitted: list[Product] = []
         self._groups: list[list[Product]] = []
         self._issued = 0
-        self._fenced: list[Any] = []
+        self._fenced: dict[int, Any] = {}
         self._slot = -1
         self._access = 0
         self._committed = 0
@@ -131,7 +131,7 @@ class WgmmaUnit:
     def fence(self, R: list[Any]) -> None:
         """`wgmma.fence`: what registers hold now is there for the wgmmas that follow."""
         if self._warp.thread is not None:
-            self._fenced = list(R)
+            self._fenced = {index: R[index] for index in self._warp.machine.program.accumulators}
 
     def issue(self, form: WgmmaForm, R: list[Any], index: int) -> None:
         """`wgmma.mma_async`, the instruction of that index."""
@@ -163,14 +163,14 @@ class WgmmaUnit:
         clocks.begin_read(thread, self._access, clocks.shadow(self._warp.cta.shared), granules)
 
     def _check_registers(self, form: WgmmaForm, R: list[Any]) -> None:
-        """A new accumulator held its values at the last `wgmma.fence` (PTX ISA 9.7.15.7.1), wherever it held them.
+        """A new accumulator held its values at the last `wgmma.fence` (PTX ISA 9.7.15.7.1), or a source of a move did.
 
         A constant passes: the compiler moves it behind the fence, and the assembler then adds a fence of its own.
         """
         fenced = self._fenced
-        if not form.accumulate or (fenced and all(R[index] is fenced[index] for index in form.registers)):
+        if not form.accumulate or all(R[index] is fenced.get(index) for index in form.registers):
             return
-        there = {id(value) for value in (*fenced, *self._warp.machine.program.writer.constants)}
+        there = {id(value) for value in (*fenced.values(), *self._warp.machine.program.writer.constants)}
         for number, index in enumerate(form.registers):
             value = R[index]
             if id(value) not in there and id(value.base) not in there:
@@ -229,8 +229,7 @@ class WgmmaUnit:
             if R[index] is not chain.token:
                 raise Fault("pending-write", "an accumulator register was written while its wgmma was in flight")
             R[index] = values
-            if self._fenced:
-                self._fenced[index] = values
+            self._fenced[index] = values
 
 
 def _descriptor(lanes: Array, name: str) -> tuple[int, int]:
