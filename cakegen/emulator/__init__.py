@@ -2,7 +2,8 @@
 
 from cakegen.emulator.adversary import SCHEDULES, Adversary
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.launch import ARITHMETIC, LaunchReport, Options, emulate_plan, load_program, program_of
+from cakegen.emulator.launch import ARITHMETIC, Options, emulate_calls, emulate_plan, load_program, program_of
+from cakegen.emulator.stream import LaunchReport
 
 __all__ = [
     "ARITHMETIC",
@@ -11,6 +12,7 @@ __all__ = [
     "Fault",
     "LaunchReport",
     "Options",
+    "emulate_calls",
     "emulate_plan",
     "load_program",
     "program_of",

@@ -103,6 +103,20 @@ class Adversary:
         """Which lane `elect.sync` takes, as a number modulo the active lanes."""
         return 0 if self.kind == "early" else self._random.randrange(32) if self.kind == "random" else 31
 
+    def overlap_style(self) -> str:
+        """How launches that may overlap do: `apart`, the dependent `ahead` as far as it can get, or `even`."""
+        if self.kind != "random":
+            return "apart" if self.kind == "early" else "ahead"
+        return self._random.choice(("apart", "ahead", "ahead", "even"))
+
+    def choose_launch(self, count: int, style: str) -> int:
+        """Which of some launches of a stream, the oldest first, goes on."""
+        return self._random.randrange(count) if style == "even" else count - 1
+
+    def note(self, choice: int) -> None:
+        """Put a choice that was made elsewhere into the hash."""
+        self._note(choice)
+
     def choose(self, ready: Sequence[Numbered], pending: int) -> tuple[bool, int]:
         """(whether something issued happens, its index; or the index of the warp that goes on).
 

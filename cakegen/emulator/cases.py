@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from cakegen.arch import architecture
-from cakegen.emulator.launch import DEFAULT_OPTIONS, LaunchReport, Options, emulate_plan
+from cakegen.emulator.launch import DEFAULT_OPTIONS, Options, emulate_plan
+from cakegen.emulator.stream import LaunchReport
 from cakegen.emulator.translate import Program
 from cakegen.errors import EmulationError, PlanError
 from cakegen.model import DeviceFacts, Model

@@ -19,6 +19,7 @@ from cakegen.emulator.memory import GRANULE, Buffer, GlobalMemory
 from cakegen.emulator.vector_clock import CLUSTER, CTA, EXECUTED, Released
 
 if TYPE_CHECKING:
+    from cakegen.emulator.overlap import LaunchAccesses
     from cakegen.emulator.thread import Thread
     from cakegen.emulator.warp import Cta, Warp
 
@@ -199,6 +200,7 @@ class TensorView:
 
     record: MapRecord
     buffer: Buffer
+    accesses: LaunchAccesses | None = None
     elements: Array = field(init=False)
     writers: Array | None = field(init=False)
 
@@ -221,6 +223,12 @@ class TensorView:
         if writer is not None:
             self.writers = np.lib.stride_tricks.as_strided(writer[offset // 2 :], shape, [step * 2 for step in steps])
 
+    def _strided(self, marks: Array) -> Array:
+        """One mark a byte of the allocation -> `[…, bytes of an element]`, as `elements` are laid out."""
+        offset = self.record.address - self.buffer.base
+        steps = (1, 2, *self.record.strides_bytes)
+        return np.lib.stride_tricks.as_strided(marks[offset:], (2, *self.record.dims)[::-1], steps[::-1])
+
     @property
     def box_bytes(self) -> int:
         """Bytes of a box, whether or not it lies inside."""
@@ -236,6 +244,8 @@ class TensorView:
                 return box.reshape(-1).view(np.uint8)
             inside.append(slice(low - first, high - first))
             source.append(slice(low, high))
+        if self.accesses is not None:
+            self.accesses.read_at(self.buffer, lambda marks: self._strided(marks)[tuple(source)])
         if self.writers is not None and not self.writers[tuple(source)].all():
             raise Fault("unwritten-read", f"a copy reads elements of {self.buffer.name} that nothing has written")
         box[tuple(inside)] = self.elements[tuple(source)]
@@ -270,7 +280,7 @@ def view_tensor(record: MapRecord, memory: GlobalMemory) -> TensorView:
             "descriptor", f"tensor map {record.name}: inner extents below its {width}-byte swizzle are not modelled"
         )
     buffer, _ = memory.find(np.array([record.address], np.uint64), 1, f"tensor map {record.name}")
-    return TensorView(record, buffer)
+    return TensorView(record, buffer, memory.accesses)
 
 
 def tensor_landing(
@@ -301,7 +311,7 @@ def bulk_landing(
     def fetch() -> Array:
         rows = first + 16 * np.arange(num_bytes // 16, dtype=np.uint64)
         buffer.check(rows, 16, "bulk copy")
-        buffer.check_written(rows, 16)
+        memory.note_read(buffer, rows, 16)
         return buffer.data[first : first + num_bytes]
 
     what = f"the bulk copy of {num_bytes} bytes of {buffer.name}"

@@ -35,7 +35,7 @@ class Fault(EmulationError):
     ----------
     kind
         A short name that tests and filters use: `out-of-bounds`, `unwritten-read`, `pending-write`, `pending-read`,
-        `barrier`, `deadlock`, `trap`, `divergence`, `descriptor`, `exit`, `output`.
+        `barrier`, `deadlock`, `trap`, `divergence`, `descriptor`, `exit`, `output`, `read-only`, `programmatic`.
     message
         What was done to what, with numbers.
     """
@@ -45,6 +45,7 @@ class Fault(EmulationError):
         self.kind = kind
         self.message = message
         self.where: Where | None = None
+        self.launch = ""
 
     def at(self, where: Where) -> Fault:
         """The same fault with its place, unless it has one."""
@@ -53,9 +54,10 @@ class Fault(EmulationError):
         return self
 
     def __str__(self) -> str:
-        """Kind, message, place."""
+        """Kind, message, place, and the launch where there are several."""
         place = f"\n  at {self.where}" if self.where is not None else ""
-        return f"{self.kind}: {self.message}{place}"
+        launch = f"\n  in {self.launch}" if self.launch else ""
+        return f"{self.kind}: {self.message}{place}{launch}"
 
 
 def lanes_text(active: list[int]) -> str:

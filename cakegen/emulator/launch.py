@@ -6,8 +6,7 @@ Imports compile, plan, registry, the runtime's plain records, and this package.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +15,11 @@ import torch
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import LaunchShape, Machine
+from cakegen.emulator.machine import Machine
 from cakegen.emulator.memory import Buffer, GlobalMemory
 from cakegen.emulator.parse import parse_kernel
+from cakegen.emulator.residency import LaunchShape
+from cakegen.emulator.stream import LaunchReport, QueuedLaunch, Stream
 from cakegen.emulator.tensor_core import multiply_add_hopper, multiply_add_wide
 from cakegen.emulator.translate import Program
 from cakegen.errors import EmulationError
@@ -37,28 +38,6 @@ _NEVER_NS = 1 << 62
 _RECORD_WORDS = 16
 # Line information makes a fault name the line of the source; it changes no instruction.
 _FLAGS = ("-lineinfo",)
-
-
-@dataclass(frozen=True)
-class LaunchReport:
-    """One emulated launch.
-
-    Parameters
-    ----------
-    key
-        Logical key of its program.
-    instructions
-        Warp-instructions that ran.
-    seconds
-        Wall time.
-    schedule_hash
-        Names the schedule that the adversary took.
-    """
-
-    key: str
-    instructions: int
-    seconds: float
-    schedule_hash: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +71,7 @@ def emulate_plan(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     load: Callable[[Registry, str, str], Program] | None = None,
 ) -> tuple[LaunchReport, ...]:
-    """Run a plan's launches one after another on the request's CPU tensors.
+    """Run a plan's launches, in the order of a stream, on the request's CPU tensors.
 
     Parameters
     ----------
@@ -112,47 +91,88 @@ def emulate_plan(
     EmulationError
         It uses something that is not modelled, or the tensors are not on the CPU.
     """
-    if request.device.type != "cpu":
-        raise EmulationError(f"{request.stage}: the emulator works on CPU tensors; got {request.device}")
+    return emulate_calls(registry, [(request, plan)], options, on_progress=on_progress, load=load)
+
+
+def emulate_calls(
+    registry: Registry,
+    calls: Sequence[tuple[Request, Plan]],
+    options: Options = DEFAULT_OPTIONS,
+    *,
+    programmatic: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    load: Callable[[Registry, str, str], Program] | None = None,
+) -> tuple[LaunchReport, ...]:
+    """Run several calls in one stream, such as the front and the tail of one layer; see `emulate_plan`.
+
+    As in the runtime, a call has control words of its own, and all calls of a stream share the partials.
+
+    Parameters
+    ----------
+    programmatic
+        Make every launch but the first programmatic, whatever its record says.
+
+    Raises
+    ------
+    Fault, EmulationError
+        As `emulate_plan`.
+    """
+    for request, _ in calls:
+        if request.device.type != "cpu":
+            raise EmulationError(f"{request.stage}: the emulator works on CPU tensors; got {request.device}")
     with torch.no_grad():
-        scratch = _Scratch(plan)
-        memory = GlobalMemory([*_operand_buffers(request), *scratch.buffers])
-    reports = tuple(
-        _run_launch(registry, request, launch, plan.device.arch, memory, scratch, options, on_progress, load)
-        for launch in plan.launches
-    )
-    _check_outputs(request, memory)
-    if scratch.counters.any():
-        raise Fault("output", f"control words are {scratch.counters.tolist()} after the launch; each leaves them at 0")
-    return reports
+        scratch = _Scratch([plan for _, plan in calls])
+        buffers = [*_operand_buffers([request for request, _ in calls]), *scratch.buffers]
+    queue: list[QueuedLaunch] = []
+    for number, (request, plan) in enumerate(calls):
+        context = _Call(registry, request, plan.device.arch, scratch.addresses(number), options, on_progress)
+        for launch in plan.launches:
+            follows = (programmatic and bool(queue)) or registry.program(launch.key).launch.programmatic
+            queue.append(context.queue(launch, (load or load_program)(registry, launch.key, plan.device.arch), follows))
+    stream = Stream(queue, buffers, Adversary(options.schedule, options.seed))
+    stream.run()
+    _check_outputs(buffers)
+    scratch.check()
+    return stream.reports()
 
 
 class _Scratch:
-    """What a launch needs beside its operands, and the runtime owns."""
+    """What launches need beside their operands, and the runtime owns."""
 
-    def __init__(self, plan: Plan) -> None:
-        words = max(control_words(launch) for launch in plan.launches)
-        elems = max(partials_elems(launch) for launch in plan.launches)
-        self.counters = _aligned(words, np.int32)
-        self.partials = _aligned(elems, np.float32)
-        self.partials.fill(np.nan)
-        self.record = _aligned(_RECORD_WORDS, np.uint64)
-        self.record[0] = _NEVER_NS
-        self.addresses = {name: array.ctypes.data if array.size else 0 for name, array in self._arrays()}
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        words = [max(control_words(launch) for launch in plan.launches) for plan in plans]
+        elems = max(partials_elems(launch) for plan in plans for launch in plan.launches)
+        self._counters = [_aligned(count, np.int32) for count in words]
+        self._partials = _aligned(elems, np.float32)
+        self._partials.fill(np.nan)
+        self._record = _aligned(_RECORD_WORDS, np.uint64)
+        self._record[0] = _NEVER_NS
 
-    def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield "counters", self.counters
-        yield "partials", self.partials
-        yield "wait_record", self.record
+    def addresses(self, call: int) -> dict[str, int]:
+        """Addresses by the names that `arg_plan` uses; 0 for what no launch needs."""
+        return {name: array.ctypes.data if array.size else 0 for name, array in self._arrays(self._counters[call])}
+
+    def _arrays(self, counters: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        yield "counters", counters
+        yield "partials", self._partials
+        yield "wait_record", self._record
 
     @property
     def buffers(self) -> list[Buffer]:
         """As allocations; the partials of a segment come from one CTA."""
+        arrays = [("counters", counters) for counters in self._counters[1:]]
+        arrays += self._arrays(self._counters[0])
         return [
             Buffer(name, array.ctypes.data, array.nbytes, output=name == "partials")
-            for name, array in self._arrays()
+            for name, array in arrays
             if array.size
         ]
+
+    def check(self) -> None:
+        """Refuse control words that a launch did not leave at zero."""
+        for counters in self._counters:
+            if counters.any():
+                raise Fault("output", f"control words are {counters.tolist()} after the launch; each leaves them at 0")
 
 
 def _aligned(count: int, dtype: type) -> np.ndarray:
@@ -162,9 +182,15 @@ def _aligned(count: int, dtype: type) -> np.ndarray:
     return raw[start : start + size].view(dtype)
 
 
-def _operand_buffers(request: Request) -> Iterator[Buffer]:
-    for name, operand in request.operands.items():
-        yield _buffer(name, operand, name in _OUTPUTS[request.stage])
+def _operand_buffers(requests: Sequence[Request]) -> list[Buffer]:
+    """One allocation a matrix: what one call writes and a later one reads is an output."""
+    buffers: dict[int, Buffer] = {}
+    for request in requests:
+        for name, operand in request.operands.items():
+            output = name in _OUTPUTS[request.stage]
+            if output or operand.address not in buffers:
+                buffers[operand.address] = _buffer(name, operand, output)
+    return list(buffers.values())
 
 
 def _buffer(name: str, operand: Operand, output: bool) -> Buffer:
@@ -182,39 +208,41 @@ def _buffer(name: str, operand: Operand, output: bool) -> Buffer:
     )
 
 
-def _run_launch(
-    registry: Registry,
-    request: Request,
-    launch: Launch,
-    arch: str,
-    memory: GlobalMemory,
-    scratch: _Scratch,
-    options: Options,
-    on_progress: Callable[[int, int], None],
-    load: Callable[[Registry, str, str], Program] | None,
-) -> LaunchReport:
-    record = registry.program(launch.key)
-    buffers = {name: operand.address for name, operand in request.operands.items()} | scratch.addresses
-    parameters = run_parameters(request) | dict(launch.parameters)
-    arguments = bind_arguments(record, request.operands, buffers, parameters)
-    adversary = Adversary(options.schedule, options.seed)
-    machine = options.machine(
-        (load or load_program)(registry, launch.key, arch),
-        memory,
-        launch_shape(record, launch),
-        [argument.value for argument in arguments],
-        adversary,
-        barrier_names(record),
-        ARITHMETIC[options.arithmetic],
-        instruction_limit=options.instruction_limit,
-        on_retire=on_progress,
-        checks=options.checks,
-        strict_tensor_order=options.tensor_order == "strict",
-    )
-    start = time.perf_counter()
-    machine.run()
-    elapsed = time.perf_counter() - start
-    return LaunchReport(launch.key, machine.instructions_run, elapsed, adversary.schedule_hash)
+@dataclass(frozen=True)
+class _Call:
+    """What all launches of one call share."""
+
+    registry: Registry
+    request: Request
+    arch: str
+    scratch: dict[str, int]
+    options: Options
+    on_progress: Callable[[int, int], None]
+
+    def queue(self, launch: Launch, program: Program, programmatic: bool) -> QueuedLaunch:
+        """A launch with its arguments bound."""
+        record = self.registry.program(launch.key)
+        addresses = {name: operand.address for name, operand in self.request.operands.items()} | self.scratch
+        parameters = run_parameters(self.request) | dict(launch.parameters)
+        arguments = bind_arguments(record, self.request.operands, addresses, parameters)
+
+        def make(memory: GlobalMemory) -> Machine:
+            return self.options.machine(
+                program,
+                memory,
+                launch_shape(record, launch),
+                [argument.value for argument in arguments],
+                Adversary(self.options.schedule, self.options.seed),
+                barrier_names(record),
+                ARITHMETIC[self.options.arithmetic],
+                instruction_limit=self.options.instruction_limit,
+                on_retire=self.on_progress,
+                checks=self.options.checks,
+                strict_tensor_order=self.options.tensor_order == "strict",
+                name=launch.key,
+            )
+
+        return QueuedLaunch(launch.key, programmatic, make)
 
 
 def launch_shape(record: ProgramRecord, launch: Launch) -> LaunchShape:
@@ -258,7 +286,7 @@ def program_of(ptx: str, symbol: str) -> Program:
     return program
 
 
-def _check_outputs(request: Request, memory: GlobalMemory) -> None:
-    for buffer in memory.buffers:
-        if buffer.name in _OUTPUTS[request.stage] and (missing := buffer.unwritten_bytes()):
+def _check_outputs(buffers: list[Buffer]) -> None:
+    for buffer in buffers:
+        if buffer.output and buffer.name != "partials" and (missing := buffer.unwritten_bytes()):
             raise Fault("output", f"{missing} bytes of {buffer.name} were never written")

@@ -63,7 +63,7 @@ def run_launch_control(machine: Machine, strand: Strand, instruction: Instructio
 
 
 def _decide(machine: Machine) -> Array:
-    corner = machine.cancel_cluster()
+    corner = machine.residency.cancel_cluster()
     words = [0, 0, 0, _REFUSED] if corner is None else [*corner, _GRANTED]
     return np.array(words, np.uint32).view(np.uint8)
 

@@ -1,11 +1,10 @@
-"""The machine: resident clusters, ready warps, pending operations, and the loop that lets the adversary choose.
+"""The machine: ready warps, pending operations, and the step in which the adversary chooses.
 
 Imports the rest of the package up to `synchronise`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,38 +14,24 @@ from numpy.typing import NDArray
 
 from cakegen.emulator import reports, synchronise
 from cakegen.emulator.adversary import Adversary
-from cakegen.emulator.barriers import CountedBarrier
 from cakegen.emulator.clocks import Clocks
 from cakegen.emulator.copies import MapRecord, Pending, TensorView, view_tensor
 from cakegen.emulator.expressions import BANK_TYPES
 from cakegen.emulator.faults import Fault, Where
-from cakegen.emulator.memory import SHARED_START, GlobalMemory, SharedMemory
+from cakegen.emulator.memory import SHARED_START, GlobalMemory
 from cakegen.emulator.ptx import Immediate, Kernel, Register
-from cakegen.emulator.tcgen05 import check_tensor_exit
+from cakegen.emulator.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.tcgen05_issue import TensorUnit
 from cakegen.emulator.tensor_core import multiply_add_hopper
 from cakegen.emulator.translate import EXIT, Program, needs_convergence
-from cakegen.emulator.vector_clock import Position
-from cakegen.emulator.warp import Cluster, Cta, Strand, Warp
+from cakegen.emulator.warp import Strand, Warp
 from cakegen.emulator.wgmma import Product, TileTable, WgmmaUnit
 from cakegen.errors import EmulationError
 
 Array = NDArray[Any]
-Triple = tuple[int, int, int]
 
 _BLOCKS_A_TURN = 4096
 _NS_A_READ = 8
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """Grid in CTAs, cluster, block, dynamic shared memory, and whether the whole grid is resident."""
-
-    grid: Triple
-    block: Triple
-    cluster: Triple = (1, 1, 1)
-    dynamic_smem_bytes: int = 0
-    cooperative: bool = False
 
 
 @dataclass(eq=False)
@@ -61,6 +46,8 @@ class Machine:
         Offset in dynamic shared memory -> name.
     multiply_add
         The tensor core's arithmetic.
+    name
+        What reports call the launch.
     instruction_limit
         Warp-instructions after which the launch counts as one that never ends.
     checks
@@ -80,14 +67,12 @@ class Machine:
     checks: bool = True
     strict_tensor_order: bool = True
     on_retire: Callable[[int, int], None] = lambda done, total: None
+    name: str = ""
 
     def __post_init__(self) -> None:
         kernel = self.kernel
         self.grid, self.block, self.cluster = self.shape.grid, self.shape.block, self.shape.cluster
-        if kernel.cluster is not None and kernel.cluster != self.cluster:
-            raise EmulationError(f"{kernel.name}: text demands clusters of {kernel.cluster}, the launch {self.cluster}")
-        if any(extent % size for extent, size in zip(self.grid, self.cluster, strict=True)):
-            raise EmulationError(f"{kernel.name}: grid {self.grid} is not divisible by clusters of {self.cluster}")
+        self.shape.check(kernel.name, kernel.cluster)
         if len(self.values) != len(kernel.parameters):
             raise EmulationError(
                 f"{kernel.name} has {len(kernel.parameters)} parameters; got {len(self.values)} values"
@@ -96,9 +81,6 @@ class Machine:
         self.time_ns = 1
         self.ready: list[Warp] = []
         self.pending: list[Pending] = []
-        self.resident: list[Cluster] = []
-        self._unstarted: deque[int] = deque()
-        self._ended: list[Cluster] = []
         self.watched: dict[int, list[Strand]] = {}
         self.elect_salt = self.adversary.elect_salt()
         self.tiles = TileTable()
@@ -110,11 +92,18 @@ class Machine:
         self._fresh = [np.full(32, 0xA5A5A5A5, "u4").astype(BANK_TYPES[bank]) for bank in kernel.banks]
         self._lay_out_shared()
         self.clocks = self._watch_memory() if self.checks else None
+        self.prerequisite = Prerequisite()
+        limit = self.adversary.residency(self.shape.clusters, self.shape.cooperative)
+        self.residency = Residency(self, limit)
 
     @property
     def kernel(self) -> Kernel:
         """The kernel's records."""
         return self.program.kernel
+
+    def fresh_registers(self) -> list[Any]:
+        """A warp's registers at its start: poison."""
+        return list(self._fresh)
 
     def _lay_out_shared(self) -> None:
         end, self.shared_symbols, dynamic = SHARED_START, {}, []
@@ -132,8 +121,8 @@ class Machine:
         self.shared_end = end + self.shape.dynamic_smem_bytes
 
     def _watch_memory(self) -> Clocks:
-        # Launches run one after another, and one sees all of what came before: each starts with new clocks. Launches
-        # that overlap share theirs; `griddepcontrol.wait` then joins what all warps of the earlier one knew at its end.
+        # Each launch has clocks of its own: it sees all that was complete before it started, or behind its
+        # `griddepcontrol.wait`; what launches side by side may touch of each other is `overlap`'s to check.
         clocks = Clocks(self.kernel.instructions)
         for buffer in self.memory.buffers:
             if not buffer.read_only:
@@ -187,7 +176,7 @@ class Machine:
         """Let parked strands try again."""
         for strand in waiters:
             strand.waits_for = None
-            self._make_ready(strand.warp)
+            self.make_ready(strand.warp)
         waiters.clear()
 
     def touch(self, addresses: Array) -> None:
@@ -195,7 +184,8 @@ class Machine:
         for address in {int(address) & ~7 for address in addresses} & set(self.watched):
             self.wake(self.watched.pop(address))
 
-    def _make_ready(self, warp: Warp) -> None:
+    def make_ready(self, warp: Warp) -> None:
+        """Queue a warp, unless it is."""
         if not warp.queued and not warp.done:
             warp.queued = True
             self.ready.append(warp)
@@ -203,7 +193,7 @@ class Machine:
     # ---- the loop ----
 
     def run(self) -> None:
-        """Run the launch to its end.
+        """Run the launch alone, to its end.
 
         Raises
         ------
@@ -213,39 +203,28 @@ class Machine:
             It uses something that is not modelled.
         """
         with np.errstate(all="ignore"):
-            self._admit_and_run()
+            while not self.residency.ended:
+                if not self.can_step():
+                    raise reports.deadlock([self])
+                self.step()
 
-    def _admit_and_run(self) -> None:
-        total = int(np.prod(self.grid)) // int(np.prod(self.cluster))
-        limit = self.adversary.residency(total, self.shape.cooperative)
-        self._unstarted = deque(range(total))
-        retired = 0
-        while self._unstarted or self.resident:
-            while self._unstarted and len(self.resident) < limit:
-                self._admit(self._unstarted.popleft())
-            self._step()
-            while self._ended:
-                self.resident.remove(self._ended.pop())
-                retired += 1
-                self.on_retire(retired, total)
+    def can_step(self) -> bool:
+        """Whether a warp can go on, or something that was issued can happen."""
+        self.residency.fill()
+        return bool(self.ready or self.pending)
 
-    @property
-    def waiting(self) -> int:
-        """Clusters that have not started."""
-        return len(self._unstarted)
+    def step(self) -> None:
+        """Let the adversary choose one warp, or one operation that was issued; it must be there (`can_step`).
 
-    def cancel_cluster(self) -> Triple | None:
-        """The first CTA of a cluster that will not start, since somebody else does its work; None: refused.
-
-        A cooperative grid starts as a whole, so that nothing is left to cancel.
+        Raises
+        ------
+        Fault, EmulationError
+            As `run`.
         """
-        if not self._unstarted or self.adversary.refuses_cancel():
-            return None
-        return self._corner(self._unstarted.popleft())
+        self._step()
+        self.residency.retire()
 
     def _step(self) -> None:
-        if not self.ready and not self.pending:
-            raise reports.deadlock(self)
         lands, index = self.adversary.choose(self.ready, len(self.pending))
         if lands:
             operation = self.pending.pop(index)
@@ -264,7 +243,7 @@ class Machine:
             self.ready.pop()
             warp.queued = False
             if warp.done:
-                self._finish_warp(warp)
+                self.residency.finish_warp(warp)
             elif all(strand.waits_for is None for strand in warp.strands):
                 raise reports.divergence(warp, self.kernel)
 
@@ -342,61 +321,3 @@ class Machine:
         if isinstance(operand, Register):
             value = int(strand.warp.registers[operand.index][strand.mask][0])
         return (value >> np.arange(32) & 1).astype(np.bool_)
-
-    # ---- clusters come and go ----
-
-    def _corner(self, number: int) -> Triple:
-        """Coordinates of a cluster's first CTA."""
-        cx, cy, cz = self.cluster
-        nx, ny = self.grid[0] // cx, self.grid[1] // cy
-        return number % nx * cx, number // nx % ny * cy, number // (nx * ny) * cz
-
-    def _admit(self, number: int) -> None:
-        cluster = Cluster()
-        cx, cy, cz = self.cluster
-        corner = self._corner(number)
-        threads = int(np.prod(self.block))
-        for rank in range(cx * cy * cz):
-            inside = (rank % cx, rank // cx % cy, rank // (cx * cy))
-            x, y, z = (c + i for c, i in zip(corner, inside, strict=True))
-            index = x + self.grid[0] * (y + self.grid[1] * z)
-            shared = SharedMemory(rank, self.shared_end)
-            cta = Cta(index, (x, y, z), inside, cluster, shared, self, Position(index, number))
-            cluster.ctas.append(cta)
-            for warp in range(-(-threads // 32)):
-                mask = np.arange(32) < threads - 32 * warp
-                cta.warps.append(Warp(self, cta, warp, list(self._fresh), mask))
-        self.resident.append(cluster)
-        if self.clocks is not None:
-            self._admit_threads(self.clocks, cluster)
-        for cta in cluster.ctas:
-            for each in cta.warps:
-                self._make_ready(each)
-
-    def _admit_threads(self, clocks: Clocks, cluster: Cluster) -> None:
-        positions = [cta.position for cta in cluster.ctas]
-        for cta, threads in zip(cluster.ctas, clocks.admit(positions, len(cluster.ctas[0].warps)), strict=True):
-            clocks.watch(cta.shared, cta.shared.num_bytes, cta.place, is_global=False)
-            for warp, thread in zip(cta.warps, threads, strict=True):
-                warp.thread = thread
-
-    def _finish_warp(self, warp: Warp) -> None:
-        if warp.wgmma.in_flight:
-            raise Fault("exit", f"CTA {warp.cta.index} warp {warp.index} exits with wgmmas that nothing waited for")
-        if warp.tensor.loads or warp.tensor.stores:
-            raise Fault("exit", f"CTA {warp.cta.index} warp {warp.index} exits with tcgen05.ld or st not waited for")
-        cta = warp.cta
-        for barrier in cta.named.values():
-            self._recount(barrier, cta.live_warps())
-        self._recount(cta.cluster.barrier, cta.cluster.live_warps())
-        if not cta.live_warps():
-            reports.check_exit(self, cta)
-            check_tensor_exit(self, cta)
-            cta.shared.exited = True
-        if not cta.cluster.live_warps():
-            self._ended.append(cta.cluster)
-
-    def _recount(self, barrier: CountedBarrier, live: list[Warp]) -> None:
-        """A barrier of all threads waits for those that have not exited."""
-        if barrier.complete_if_all(live):
-            synchronise.pass_barrier(self, barrier)

@@ -17,12 +17,15 @@ from cakegen.emulator.barriers import MBarrier
 from cakegen.emulator.faults import Fault
 
 if TYPE_CHECKING:
+    from cakegen.emulator.overlap import LaunchAccesses
     from cakegen.emulator.thread import Thread
 
 Bytes = NDArray[np.uint8]
 Lanes = NDArray[Any]
 
 GRANULE = 16
+# CTAs of one launch that an output's account of its writers tells apart (int32: up to 2047 launches).
+MOST_CTAS = 1 << 20
 # The first KiB of the shared window belongs to the system (observed in ptxas 13.0 output; an implementation fact that
 # keeps programs from taking offset 0 for granted).
 SHARED_START = 0x400
@@ -41,7 +44,7 @@ class Buffer:
     Parameters
     ----------
     output
-        The program must write every element, each from one CTA, and before anything reads it.
+        The program must write every element, each from one CTA of a launch, and before anything reads it.
     read_only
         An input: a write to it is a fault, so that nothing needs to be ordered with its reads.
     """
@@ -101,16 +104,20 @@ class Buffer:
         raise Fault("out-of-bounds", f"{what} of {width} bytes at {self.name} + {offset}: {why}")
 
     def note_write(self, offsets: Lanes, width: int, cta: int) -> None:
-        """Remember which CTA wrote an output."""
+        """Remember which CTA wrote an output: `launch * MOST_CTAS + index`. A later launch may write again."""
+        if self.read_only:
+            raise Fault("output", f"{self.name} + {int(offsets[0])} is written; it is an input")
         if self.writer is None:
             return
         cells = (offsets >> np.uint64(1)).astype(np.int64)[:, None] + np.arange(max(1, width // 2))
         before = self.writer[cells]
-        other = (before != 0) & (before != cta + 1)
+        other = (before > cta // MOST_CTAS * MOST_CTAS) & (before != cta + 1)
         if np.count_nonzero(other):
-            first = int(before[other][0]) - 1
+            first, index = int(before[other][0]) - 1, cta % MOST_CTAS
             raise Fault(
-                "output", f"{self.name} + {int(cells[other][0]) * 2} is written by CTA {cta} and was by CTA {first}"
+                "output",
+                f"{self.name} + {int(cells[other][0]) * 2} is written by CTA {index} and was by CTA "
+                f"{first % MOST_CTAS}",
             )
         self.writer[cells] = cta + 1
 
@@ -135,10 +142,20 @@ class Buffer:
 
 
 class GlobalMemory:
-    """The allocations that a launch may touch."""
+    """The allocations that a launch may touch.
 
-    def __init__(self, buffers: list[Buffer]) -> None:
+    Parameters
+    ----------
+    launch
+        Its number in the stream.
+    accesses
+        Its account of what it read and wrote, where another launch may run beside it.
+    """
+
+    def __init__(self, buffers: list[Buffer], launch: int = 0, accesses: LaunchAccesses | None = None) -> None:
         self.buffers = buffers
+        self.accesses = accesses
+        self._first_writer = launch * MOST_CTAS
         self._last = buffers[0] if buffers else None
 
     def find(self, addresses: Lanes, width: int, what: str) -> tuple[Buffer, Lanes]:
@@ -169,7 +186,7 @@ class GlobalMemory:
     def load(self, addresses: Lanes, width: int, thread: Thread | None = None) -> Bytes:
         """`[lanes, width]` bytes; by a thread, if the order of accesses is checked."""
         buffer, offsets = self.find(addresses, width, "read")
-        buffer.check_written(offsets, width)
+        self.note_read(buffer, offsets, width)
         rows = (offsets // np.uint64(width)).astype(np.int64)
         if thread is not None and not buffer.read_only:
             thread.read(buffer, rows, width)
@@ -179,13 +196,23 @@ class GlobalMemory:
         """Write `[lanes, width]` bytes."""
         width = values.shape[1]
         buffer, offsets = self.find(addresses, width, "write")
-        if buffer.read_only:
-            raise Fault("output", f"{buffer.name} + {int(offsets[0])} is written; it is an input")
-        buffer.note_write(offsets, width, cta)
+        self.note_write(buffer, offsets, width, cta)
         rows = (offsets // np.uint64(width)).astype(np.int64)
         if thread is not None:
             thread.write(buffer, rows, width)
         buffer.rows(width)[rows] = values
+
+    def note_read(self, buffer: Buffer, offsets: Lanes, width: int) -> None:
+        """Refuse a read that no order puts behind the write that it wants."""
+        if self.accesses is not None:
+            self.accesses.read(buffer, offsets, width)
+        buffer.check_written(offsets, width)
+
+    def note_write(self, buffer: Buffer, offsets: Lanes, width: int, cta: int) -> None:
+        """Refuse a write to an input, or one that no order puts behind another."""
+        if self.accesses is not None:
+            self.accesses.write(buffer, offsets, width)
+        buffer.note_write(offsets, width, self._first_writer + cta)
 
 
 class SharedMemory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cakegen.emulator.faults import Fault, Where
@@ -25,17 +26,21 @@ def line_in_block(error: BaseException) -> int:
     return line
 
 
-def deadlock(machine: Machine) -> Fault:
-    """Nobody can go on and nothing is on its way: where every warp stands, equal ones together."""
+def deadlock(machines: Sequence[Machine]) -> Fault:
+    """Nobody can go on and nothing is on its way: where every warp of some launches stands, equal ones together."""
+    several = len(machines) > 1
     groups: dict[str, list[str]] = {}
-    for cluster in machine.resident:
-        for warp in cluster.live_warps():
-            for strand in warp.strands:
-                who = f"CTA {warp.cta.index} warp {warp.index} lanes {strand.lanes()}"
-                groups.setdefault(_standing(strand, machine.kernel), []).append(who)
+    for machine in machines:
+        launch = f"{machine.name} " if several else ""
+        for cluster in machine.residency.resident:
+            for warp in cluster.live_warps():
+                for strand in warp.strands:
+                    who = f"{launch}CTA {warp.cta.index} warp {warp.index} lanes {strand.lanes()}"
+                    groups.setdefault(_standing(strand, machine.kernel), []).append(who)
     lines = [f"  {_names(who)}: {what}" for what, who in groups.items()]
     shown = lines[:_MOST_LINES] + ([f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else [])
-    rest = f", and {machine.waiting} clusters are not resident" if machine.waiting else ""
+    waiting = sum(machine.residency.waiting for machine in machines)
+    rest = f", and {waiting} clusters are not resident" if waiting else ""
     return Fault("deadlock", f"no warp can go on and nothing is on its way{rest}\n" + "\n".join(shown))
 
 

@@ -70,6 +70,8 @@ def execute(machine: Machine, strand: Strand, instruction: Instruction, where: W
         run_launch_control(machine, strand, instruction, active, where)
     elif root == "tcgen05":
         run_tcgen05(machine, strand, instruction, active, where)
+    elif root == "griddepcontrol":
+        _grid_dependency(machine, strand, instruction)
     elif root == "trap":
         raise Fault("trap", f"the program gave up after {machine.time_ns} ns of modelled time")
     else:
@@ -145,6 +147,19 @@ def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction)
     else:
         warp.cluster_ticket = -1
         _join(warp, barrier)
+
+
+def _grid_dependency(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """PTX ISA 9.7.13.13. The trigger makes nothing visible; behind the wait, all of the launch before is."""
+    what = instruction.parts[1]
+    prerequisite = machine.prerequisite
+    if what == "launch_dependents":
+        machine.residency.trigger(strand.warp.cta)
+    elif what != "wait":
+        raise refused(instruction)
+    elif not prerequisite.complete:
+        strand.pc -= 1
+        park(strand, prerequisite.waiters, prerequisite)
 
 
 def _combine(operation: str, old: int, b: int, c: int) -> int:

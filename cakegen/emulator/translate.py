@@ -37,10 +37,10 @@ from cakegen.errors import EmulationError
 
 EXIT = -1
 # Executed by `synchronise`: warps meet here, or asynchronous work begins.
-STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap", "tcgen05"}
+STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap", "tcgen05", "griddepcontrol"}
 STOPS |= {"clusterlaunchcontrol.try_cancel"}
 # No effect here: hints and register counts.
-_NO_EFFECT = {"setmaxnreg", "griddepcontrol", "nanosleep", "prefetch"}
+_NO_EFFECT = {"setmaxnreg", "nanosleep", "prefetch"}
 _STRONG = {"acquire", "release", "relaxed"}
 _LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L1::evict_first", "L2::128B", "L2::256B"}
 _VECTORS = {"v2", "v4", "v8"}

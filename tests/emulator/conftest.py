@@ -14,8 +14,9 @@ import pytest
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.launch import program_of
-from cakegen.emulator.machine import LaunchShape, Machine
+from cakegen.emulator.machine import Machine
 from cakegen.emulator.memory import Buffer, GlobalMemory
+from cakegen.emulator.residency import LaunchShape
 from cakegen.emulator.translate import Program
 from cakegen.registry import Registry, load_registry
 

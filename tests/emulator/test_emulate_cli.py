@@ -8,7 +8,7 @@ import pytest
 from cakegen.cli.main import main
 from cakegen.emulator import Fault
 from cakegen.emulator.cases import CaseReport
-from cakegen.emulator.launch import LaunchReport
+from cakegen.emulator.stream import LaunchReport
 
 TINY = ("emulate", "--model", "tiny_latent_moe")
 
