@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from cakegen.model import ModelDims
     from cakegen.registry import Registry
+    from cakegen.runtime import Runner
 
 EXPORT = "kimi_k3_latent_moe"
 _LOGITS_TOLERANCE = 1e-3
 _BF16_TOLERANCE = 1e-2
 _TIMED_LAUNCHES = 200
 _EMULATED_TOKENS = 8
-_EMULATED_SMS = 132
 
 
 @click.command("demo")
@@ -40,7 +40,7 @@ def demo_command(tp: int, token_counts: tuple[int, ...], jobs: int | None) -> No
     if reason is None:
         run_all(tp, token_counts, "cuda", "auto")
         return
-    emulate_both(registry, tp)
+    run_all(tp, (_EMULATED_TOKENS,), "cpu", "emulator")
     click.echo(
         f"   NOT RUN on a GPU: nothing was launched, since {reason}. What ran above is the programs' PTX, emulated on "
         "this machine's CPU; `make gpu-test` on a supported GPU launches all of them."
@@ -104,28 +104,6 @@ def compile_all(registry: Registry, jobs: int | None) -> None:
     failures = failures_of(selected, outcomes)
     if failures:
         raise CompileError("\n".join(failures))
-
-
-def emulate_both(registry: Registry, tp: int) -> None:
-    """Run front and tail of a few tokens, at full size, in the emulator, and compare them with fp64.
-
-    Raises
-    ------
-    EmulationError
-        A program committed a fault, or its outputs are outside the tolerance of the contract.
-    """
-    from cakegen.cli.emulate import run_case
-    from cakegen.emulator import Options
-    from cakegen.emulator.cases import Case
-    from cakegen.errors import EmulationError
-
-    for stage in ("front", "tail"):
-        case = Case(stage, tp, _EMULATED_TOKENS, 1, _EMULATED_SMS, 0)
-        keys = ", ".join(launch.key for launch in case.plan(registry.model).launches)
-        click.echo(f"   {stage} on the emulator: TP {tp}, rank 0, T {_EMULATED_TOKENS}: {keys}")
-        problems = run_case(registry, case, Options("random", 0, "hopper"), "random schedule, seed 0")
-        if problems:
-            raise EmulationError(f"demo, {stage}: {'; '.join(problems)}")
 
 
 def why_nothing_launches(registry: Registry) -> str | None:
@@ -259,12 +237,30 @@ def run_once(operands: Operands, tp: int, tokens: int, backend: str) -> list[str
         y_workspace=outputs.y_workspace,
         backend=backend,
     )
-    front()
-    tail()
+    run_shown("front", front)
+    run_shown("tail", tail)
     errors, problems = compare_with_fp64(rows, outputs, dims, tp)
     timing = f"; front {_microseconds(front)} us, tail {_microseconds(tail)} us (warm)" if rows.x.is_cuda else ""
     click.echo(f"     T {tokens:3}: largest error against fp64: {errors}{timing}")
     return problems
+
+
+def run_shown(stage: str, runner: Runner) -> None:
+    """Run a call; an emulated one, which takes seconds, with a progress bar and what it ran."""
+    from cakegen.cli.emulate import progress_bar
+    from cakegen.emulator.backend import EmulatedRunner
+
+    if not isinstance(runner, EmulatedRunner):
+        runner()
+        return
+    with progress_bar(stage) as advance:
+        runner.on_progress = advance
+        runner()
+    for report in runner.reports:
+        click.echo(
+            f"     {stage:5} {report.key}: {report.instructions} warp-instructions in {report.seconds:.1f} s, schedule "
+            f"{report.schedule_hash}"
+        )
 
 
 def compare_with_fp64(rows: Operands, outputs: Outputs, dims: ModelDims, tp: int) -> tuple[str, list[str]]:

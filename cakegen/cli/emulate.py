@@ -151,7 +151,7 @@ def run_case(registry: Registry, case: Case, options: Options, name: str) -> tup
     """
     from cakegen.emulator.cases import emulate_case
 
-    with _progress(name) as advance:
+    with progress_bar(name) as advance:
         report = emulate_case(registry, case, options, on_progress=advance)
     click.echo(f"  {name}: {_summary(report)}")
     return report.problems
@@ -172,7 +172,7 @@ def _summary(report: CaseReport) -> str:
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of the clusters that have ended, on a terminal's stderr; it is gone when the launch has ended."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -263,9 +263,9 @@ def barrier_names(record: ProgramRecord) -> dict[int, str]:
     return {8 * index: name for index, name in enumerate(names)}
 
 
-def load_program(registry: Registry, key: str, arch: str) -> Program:
+def load_program(registry: Registry, key: str, arch: str, compile_flags: tuple[str, ...] = ()) -> Program:
     """The translated program of a key, compiled by NVRTC with line information; remembered by what it is made of."""
-    return _translated(request_for(registry, key, arch, _FLAGS))
+    return _translated(request_for(registry, key, arch, (*_FLAGS, *compile_flags)))
 
 
 @functools.lru_cache(maxsize=64)

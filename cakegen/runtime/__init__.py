@@ -9,6 +9,7 @@ import functools
 
 import torch
 
+from cakegen.model import DeviceFacts
 from cakegen.registry import load_registry
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.packing import pack_weight, unpack_weight
@@ -53,6 +54,7 @@ def prepare_kimi_k3_latent_moe_front(
     *,
     backend: str = "auto",
     workspace: Workspace | None = None,
+    arch: str | DeviceFacts | None = None,
 ) -> Runner:
     """Prepare a front; see `LatentMoe.prepare_front`.
 
@@ -60,7 +62,7 @@ def prepare_kimi_k3_latent_moe_front(
     [2 * 6144 / TP, 7168]` bf16 -> `logits [T, 896]` fp32, `latent [T, 3584]`, `shared_act [T, 6144 / TP]` bf16.
     """
     operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
-    return kimi_k3_latent_moe().prepare_front(*operands, backend=backend, workspace=workspace)
+    return kimi_k3_latent_moe().prepare_front(*operands, backend=backend, workspace=workspace, arch=arch)
 
 
 def kimi_k3_latent_moe_front(
@@ -74,10 +76,11 @@ def kimi_k3_latent_moe_front(
     *,
     backend: str = "auto",
     workspace: Workspace | None = None,
+    arch: str | DeviceFacts | None = None,
 ) -> Outputs:
     """Prepare and run a front once; returns `(logits, latent, shared_act)`."""
     operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
-    return prepare_kimi_k3_latent_moe_front(*operands, backend=backend, workspace=workspace)()
+    return prepare_kimi_k3_latent_moe_front(*operands, backend=backend, workspace=workspace, arch=arch)()
 
 
 def prepare_kimi_k3_latent_moe_tail(
@@ -93,6 +96,7 @@ def prepare_kimi_k3_latent_moe_tail(
     y_workspace: torch.Tensor,
     backend: str = "auto",
     workspace: Workspace | None = None,
+    arch: str | DeviceFacts | None = None,
 ) -> Runner:
     """Prepare a tail; see `LatentMoe.prepare_tail`.
 
@@ -111,6 +115,7 @@ def prepare_kimi_k3_latent_moe_tail(
         y_workspace=y_workspace,
         backend=backend,
         workspace=workspace,
+        arch=arch,
     )
 
 
@@ -127,6 +132,7 @@ def kimi_k3_latent_moe_tail(
     y_workspace: torch.Tensor,
     backend: str = "auto",
     workspace: Workspace | None = None,
+    arch: str | DeviceFacts | None = None,
 ) -> Outputs:
     """Prepare and run a tail once; returns `(y_workspace, out)`."""
     return prepare_kimi_k3_latent_moe_tail(
@@ -141,6 +147,7 @@ def kimi_k3_latent_moe_tail(
         y_workspace=y_workspace,
         backend=backend,
         workspace=workspace,
+        arch=arch,
     )()
 
 

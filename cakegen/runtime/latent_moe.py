@@ -16,7 +16,14 @@ from cakegen.registry import Registry
 from cakegen.runtime.capture import refuse_cold, refuse_in_capture
 from cakegen.runtime.control import WaitRecord, describe_wait_record, open_control, opened_control
 from cakegen.runtime.device import Device, open_device, opened_device
-from cakegen.runtime.programs import LoadedProgram, ProgramTable, check_residency, measure_resident_clusters
+from cakegen.runtime.emulation import emulated_facts, prepare_emulated
+from cakegen.runtime.programs import (
+    LoadedProgram,
+    ProgramTable,
+    check_registered,
+    check_residency,
+    lowers_resident_pairs,
+)
 from cakegen.runtime.reference import reference_front, reference_tail
 from cakegen.runtime.runner import (
     EmptyRunner,
@@ -30,7 +37,7 @@ from cakegen.runtime.runner import (
 from cakegen.runtime.validate import Request, validate_front, validate_tail
 from cakegen.runtime.workspace import Workspace, stream_workspace
 
-BACKENDS = ("auto", "reference")
+BACKENDS = ("auto", "emulator", "reference")
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class LatentMoe:
         self.registry = registry
         self.model = registry.model
         self._device_facts = device_facts
+        self._compile_flags = compile_flags
         self._programs = ProgramTable(registry, compile_flags, bundle)
         self._routes: dict[tuple[int, DeviceFacts, str, int, int, int], Route] = {}
 
@@ -83,6 +91,7 @@ class LatentMoe:
         backend: str = "auto",
         workspace: Workspace | None = None,
         overlap: bool = False,
+        arch: str | DeviceFacts | None = None,
     ) -> Runner:
         """Validate, plan, load and bind a front; the runner returns `(logits, latent, shared_act)`.
 
@@ -96,13 +105,16 @@ class LatentMoe:
         logits, latent, shared_act
             Outputs `[T, experts]` fp32, `[T, latent]` and `[T, I_LOCAL]` bf16.
         backend
-            `auto`: generated programs, on CUDA tensors. `reference`: torch, on any device.
+            `auto`: generated programs, on CUDA tensors. `emulator`: the same programs' PTX on the CPU, on CPU tensors.
+            `reference`: torch, on any device.
         workspace
             Where split prefill GEMMs keep fp32 partials; None: the one of the current stream.
         overlap
             Let a decode launch start while the launch before it on the stream ends: weights are read before that one
             has completed, everything else after. Only for streams on which no launch writes these weights. Ignored
             where a program does not offer it.
+        arch
+            With `emulator`: the architecture, or the facts of a device, to plan for; None: `device_facts`, or `sm_90a`.
 
         Raises
         ------
@@ -117,7 +129,7 @@ class LatentMoe:
         def compute() -> Outputs:
             return reference_front(self.model.dims, x, gate_weight, down_weight, shared_gate_up_weight)
 
-        return self._prepare(request, backend, workspace, compute, overlap)
+        return self._prepare(request, backend, workspace, arch, overlap, compute)
 
     def prepare_tail(
         self,
@@ -134,6 +146,7 @@ class LatentMoe:
         backend: str = "auto",
         workspace: Workspace | None = None,
         overlap: bool = False,
+        arch: str | DeviceFacts | None = None,
     ) -> Runner:
         """Validate, plan, load and bind a tail; the runner returns `(y_workspace, out)`.
 
@@ -150,7 +163,7 @@ class LatentMoe:
             Outputs `[T, hidden]` and `[T, latent]` bf16. With `tp` > 1 the caller all-reduces `out`.
         tp, rank
             Tensor-parallel degree and this rank.
-        backend, workspace, overlap
+        backend, workspace, overlap, arch
             As in `prepare_front`.
 
         Raises
@@ -175,7 +188,7 @@ class LatentMoe:
             operands = (routed, norm_weight, up_weight, shared_act, shared_down_weight)
             return reference_tail(self.model.dims, *operands, tp=tp, rank=rank)
 
-        return self._prepare(request, backend, workspace, compute, overlap)
+        return self._prepare(request, backend, workspace, arch, overlap, compute)
 
     def front(self, *operands: torch.Tensor, **options: Any) -> Outputs:
         """Prepare and run a front once; operands as in `prepare_front`."""
@@ -270,15 +283,27 @@ class LatentMoe:
         return None if control is None else describe_wait_record(control.wait_record.words, (self.registry,))
 
     def _prepare(
-        self, request: Request, backend: str, workspace: Workspace | None, compute: Any, overlap: bool
+        self,
+        request: Request,
+        backend: str,
+        workspace: Workspace | None,
+        arch: str | DeviceFacts | None,
+        overlap: bool,
+        compute: Any,
     ) -> Runner:
-        _check_options(request, backend, workspace)
+        _check_options(request, backend, workspace, arch)
         if backend == "reference":
             return EmptyRunner(request, None) if request.tokens == 0 else ReferenceRunner(request, compute)
+        if backend == "emulator":
+            facts = emulated_facts(self.model, self._device_facts if arch is None else arch)
+            if request.tokens == 0:
+                return EmptyRunner(request, None)
+            return prepare_emulated(self.registry, request, facts, self._compile_flags)
         if request.device.type != "cuda":
             raise LaunchError(
                 f"{request.stage}: backend='auto' launches generated programs and needs CUDA tensors; got tensors on "
-                f"{request.device}. backend='reference' computes with torch on any device."
+                f"{request.device}. backend='emulator' runs the same programs on the CPU; backend='reference' computes "
+                "with torch on any device."
             )
         if request.tokens == 0:
             return EmptyRunner(request, None)
@@ -326,40 +351,21 @@ class LatentMoe:
         """
         while True:
             plan = self._plan(device, stage, tp, tokens, partials)
-            self._check_registered(device, plan)
+            check_registered(self.registry, plan, f"cuda:{device.ordinal}")
             programs = tuple(self._programs.load(device, launch.key) for launch in plan.launches)
-            if self._device_facts is not None or not _lowers_pairs(device, plan, programs):
+            if self._device_facts is not None or not lowers_resident_pairs(device, plan, programs):
                 break
         for launch, loaded in zip(plan.launches, programs, strict=True):
             if isinstance(launch.form, DecodeForm) and launch.form.needs_residency:
                 check_residency(device, loaded, launch)
         return Route(plan, programs)
 
-    def _check_registered(self, device: Device, plan: Plan) -> None:
-        for launch in plan.launches:
-            if launch.key not in self.registry.kernels:
-                target = self.model.target(device.arch.name)
-                counts = ", ".join(str(count) for count in target.sm_counts) if target else "none"
-                raise LaunchError(
-                    f"{plan.stage}: T = {plan.tokens}, TP {plan.tp}, P = {plan.partials} on cuda:{device.ordinal} "
-                    f"({plan.device.sm_count} SMs, {plan.device.resident_pairs} resident pairs) needs {launch.key}, "
-                    f"which {self.registry.export} does not hold; it is for {counts} SMs. Add the count to its target."
-                )
 
-
-def _lowers_pairs(device: Device, plan: Plan, programs: tuple[LoadedProgram, ...]) -> bool:
-    pairs = [
-        measure_resident_clusters(device, loaded, launch)
-        for launch, loaded in zip(plan.launches, programs, strict=True)
-        if loaded.program.launch.cluster == (2, 1, 1)
-    ]
-    return bool(pairs) and device.lower_resident_pairs(min(pairs))
-
-
-def _check_options(request: Request, backend: str, workspace: Workspace | None) -> None:
-    if backend == "emulator":
-        known = ", ".join(BACKENDS)
-        raise LaunchError(f"{request.stage}: backend='emulator' is not part of this version; it has {known}.")
+def _check_options(request: Request, backend: str, workspace: Workspace | None, arch: str | DeviceFacts | None) -> None:
+    if arch is not None and backend != "emulator":
+        raise LaunchError(
+            f"{request.stage}: arch={arch!r} says what backend='emulator' plans for; backend={backend!r} takes none."
+        )
     if backend not in BACKENDS:
         raise LaunchError(f"{request.stage}: backend must be one of {', '.join(BACKENDS)}; got {backend!r}.")
     if workspace is not None and not isinstance(workspace, Workspace):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cakegen import compile as compilation
 from cakegen.compile.bundle import find_bundle
 from cakegen.errors import CompileError, LaunchError
-from cakegen.plan.records import Launch
+from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program, Registry
 from cakegen.runtime import driver
 from cakegen.runtime.device import Device
@@ -140,10 +140,39 @@ class ProgramTable:
             report()
 
 
+def check_registered(registry: Registry, plan: Plan, where: str) -> None:
+    """Refuse a plan whose programs an export does not hold; `where` names the device.
+
+    Raises
+    ------
+    LaunchError
+        As said; the message names the program and the SM counts that the export is for.
+    """
+    for launch in plan.launches:
+        if launch.key not in registry.kernels:
+            target = registry.model.target(plan.device.arch)
+            counts = ", ".join(str(count) for count in target.sm_counts) if target else "none"
+            raise LaunchError(
+                f"{plan.stage}: T = {plan.tokens}, TP {plan.tp}, P = {plan.partials} on {where} "
+                f"({plan.device.sm_count} SMs, {plan.device.resident_pairs} resident pairs) needs {launch.key}, "
+                f"which {registry.export} does not hold; it is for {counts} SMs. Add the count to its target."
+            )
+
+
 def measure_resident_clusters(device: Device, loaded: LoadedProgram, launch: Launch) -> int:
     """Clusters of a launch that can be resident on the device at once, as the driver counts them."""
     with driver.using_context(device.context):
         return driver.max_active_clusters(loaded.kernel, loaded.program.launch, launch.grid_ctas)
+
+
+def lowers_resident_pairs(device: Device, plan: Plan, programs: tuple[LoadedProgram, ...]) -> bool:
+    """Whether a plan's loaded programs show that the device holds fewer two-CTA clusters than it was planned for."""
+    pairs = [
+        measure_resident_clusters(device, loaded, launch)
+        for launch, loaded in zip(plan.launches, programs, strict=True)
+        if loaded.program.launch.cluster == (2, 1, 1)
+    ]
+    return bool(pairs) and device.lower_resident_pairs(min(pairs))
 
 
 def check_residency(device: Device, loaded: LoadedProgram, launch: Launch) -> None:

@@ -210,10 +210,10 @@ def test_unknown_backends_are_refused_in_words(machine: Machine, tiny_registry: 
     operands = front_operands(MODEL, 2, 5)
     with pytest.raises(LaunchError, match=r"backend='auto' .*needs CUDA tensors; got tensors on cpu.*'reference'"):
         moe.prepare_front(**operands)
-    with pytest.raises(LaunchError, match="'emulator' is not part of this version"):
-        moe.prepare_front(**operands, backend="emulator")
-    with pytest.raises(LaunchError, match="backend must be one of auto, reference; got 'fast'"):
+    with pytest.raises(LaunchError, match="backend must be one of auto, emulator, reference; got 'fast'"):
         moe.prepare_front(**operands, backend="fast")
+    with pytest.raises(LaunchError, match="arch='sm_90a' says what backend='emulator' plans for; backend='auto' takes"):
+        moe.prepare_front(**on_gpu(operands), arch="sm_90a")
 
 
 def test_reference_backend_fills_the_callers_outputs(tiny_registry: Registry) -> None:
