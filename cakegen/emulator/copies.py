@@ -1,4 +1,4 @@
-"""Asynchronous copies as operations that are issued now and land later. Imports numpy, faults and memory.
+"""Asynchronous copies as operations that are issued now and land later. Imports numpy, faults, memory, tensor_map.
 
 A destination is undefined from issue to landing; its barrier gets the bytes when they have landed. Sources are read
 when the copy lands, which is the latest moment that the ISA allows (PTX ISA 9.7.9.25 to 9.7.9.27, 9.7.9.12).
@@ -17,6 +17,8 @@ from cakegen.emulator.barriers import BarrierOrder, MBarrier
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import GRANULE, Buffer, GlobalMemory
 from cakegen.emulator.vector_clock import CLUSTER, CTA, EXECUTED, Released
+from cakegen.errors import EmulationError
+from cakegen.runtime.tensor_map import SWIZZLE_BYTES
 
 if TYPE_CHECKING:
     from cakegen.emulator.overlap import LaunchAccesses
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from cakegen.emulator.warp import Cta, Warp
 
 Array = NDArray[Any]
-
-SWIZZLE_BYTES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}
 
 
 class MapRecord(Protocol):
@@ -41,7 +41,7 @@ class MapRecord(Protocol):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Extents in bf16 elements, innermost first."""
+        """Extents in elements, innermost first."""
 
     @property
     def strides_bytes(self) -> tuple[int, ...]:
@@ -58,6 +58,10 @@ class MapRecord(Protocol):
     @property
     def oob(self) -> str:
         """`zeros`."""
+
+    @property
+    def element_bytes(self) -> int:
+        """1, 2, 4 or 8."""
 
 
 class Pending:
@@ -207,36 +211,39 @@ class TensorView:
     def __post_init__(self) -> None:
         record, buffer = self.record, self.buffer
         offset = record.address - buffer.base
-        strides = (2, *record.strides_bytes)
+        size = record.element_bytes
+        strides = (size, *record.strides_bytes)
         # a dimension of extent 1 moves nowhere, whatever its stride
         last = offset + sum((extent - 1) * step for extent, step in zip(record.dims, strides, strict=True))
-        if offset < 0 or last + 2 > buffer.num_bytes:
+        if offset < 0 or last + size > buffer.num_bytes:
             raise Fault(
                 "out-of-bounds",
-                f"tensor map {record.name} reaches byte {last + 2} of {buffer.name}, which has {buffer.num_bytes}",
+                f"tensor map {record.name} reaches byte {last + size} of {buffer.name}, which has {buffer.num_bytes}",
             )
         shape, steps = record.dims[::-1], strides[::-1]
-        flat = buffer.data[offset : offset + (buffer.num_bytes - offset) // 2 * 2].view(np.uint16)
+        flat = buffer.data[offset : offset + (buffer.num_bytes - offset) // size * size].view(f"u{size}")
         self.elements = np.lib.stride_tricks.as_strided(flat, shape, steps)
         writer = buffer.writer
         self.writers = None
-        if writer is not None:
+        # an entry is two bytes: elements of one byte can't be looked up in a view
+        if writer is not None and size > 1:
             self.writers = np.lib.stride_tricks.as_strided(writer[offset // 2 :], shape, [step * 2 for step in steps])
 
     def _strided(self, marks: Array) -> Array:
         """One mark a byte of the allocation -> `[…, bytes of an element]`, as `elements` are laid out."""
         offset = self.record.address - self.buffer.base
-        steps = (1, 2, *self.record.strides_bytes)
-        return np.lib.stride_tricks.as_strided(marks[offset:], (2, *self.record.dims)[::-1], steps[::-1])
+        size = self.record.element_bytes
+        steps = (1, size, *self.record.strides_bytes)
+        return np.lib.stride_tricks.as_strided(marks[offset:], (size, *self.record.dims)[::-1], steps[::-1])
 
     @property
     def box_bytes(self) -> int:
         """Bytes of a box, whether or not it lies inside."""
-        return int(np.prod(self.record.box)) * 2
+        return int(np.prod(self.record.box)) * self.record.element_bytes
 
     def fetch(self, corner: Sequence[int]) -> Array:
         """The bytes of a box, dense; elements outside of the tensor are zeros."""
-        box = np.zeros(self.record.box[::-1], np.uint16)
+        box = np.zeros(self.record.box[::-1], self.elements.dtype)
         inside, source = [], []
         for first, extent, width in zip(reversed(corner), self.elements.shape, box.shape, strict=True):
             low, high = max(first, 0), min(first + width, extent)
@@ -274,10 +281,11 @@ def view_tensor(record: MapRecord, memory: GlobalMemory) -> TensorView:
     """
     width = SWIZZLE_BYTES.get(record.swizzle)
     if width is None or record.oob != "zeros":
-        raise Fault("descriptor", f"tensor map {record.name}: {record.swizzle} and fill {record.oob} are not modelled")
-    if width and record.box[0] * 2 != width:
-        raise Fault(
-            "descriptor", f"tensor map {record.name}: inner extents below its {width}-byte swizzle are not modelled"
+        raise EmulationError(f"tensor map {record.name}: {record.swizzle} and fill {record.oob} are not modelled")
+    inner = record.box[0] * record.element_bytes
+    if width and inner != width:
+        raise EmulationError(
+            f"tensor map {record.name}: an inner extent of {inner} bytes, below the {width} of its swizzle, is not modelled"
         )
     buffer, _ = memory.find(np.array([record.address], np.uint64), 1, f"tensor map {record.name}")
     return TensorView(record, buffer, memory.accesses)

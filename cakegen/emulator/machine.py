@@ -32,6 +32,7 @@ Array = NDArray[Any]
 
 _BLOCKS_A_TURN = 4096
 _NS_A_READ = 8
+MAP_BYTES = 128
 
 
 @dataclass(eq=False)
@@ -41,7 +42,8 @@ class Machine:
     Parameters
     ----------
     values
-        Kernel arguments in the order of its parameters: a tensor map's record, an address, or an integer.
+        Kernel arguments in the order of its parameters: a tensor map's record, an address or an integer, or the bytes
+        of any other value.
     barrier_names
         Offset in dynamic shared memory -> name.
     multiply_add
@@ -59,7 +61,7 @@ class Machine:
     program: Program
     memory: GlobalMemory
     shape: LaunchShape
-    values: Sequence[MapRecord | int]
+    values: Sequence[MapRecord | int | bytes]
     adversary: Adversary = field(default_factory=Adversary)
     barrier_names: Mapping[int, str] = field(default_factory=dict)
     multiply_add: Callable[[Array, Array, Array], Array] = multiply_add_hopper
@@ -87,7 +89,8 @@ class Machine:
         self.tensor = TensorUnit(self.strict_tensor_order)
         self._parameters: dict[tuple[int, str], Array] = {}
         self._views: dict[int, TensorView] = {}
-        self._by_offset = {p.offset: v for p, v in zip(kernel.parameters, self.values, strict=True)}
+        self._maps: dict[int, MapRecord] = {}
+        self._block = self._pack_parameters()
         self._converging = frozenset(i for i, each in enumerate(kernel.instructions) if needs_convergence(each))
         self._fresh = [np.full(32, 0xA5A5A5A5, "u4").astype(BANK_TYPES[bank]) for bank in kernel.banks]
         self._lay_out_shared()
@@ -129,24 +132,42 @@ class Machine:
                 clocks.watch(buffer, buffer.num_bytes, buffer.place, is_global=True)
         return clocks
 
+    def _pack_parameters(self) -> bytes:
+        block = bytearray()
+        for parameter, value in zip(self.kernel.parameters, self.values, strict=True):
+            block.extend(bytes(parameter.offset - len(block)))
+            size = parameter.num_bytes
+            if isinstance(value, int):
+                value = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+            elif not isinstance(value, bytes):
+                self._maps[parameter.offset] = value
+                value = bytes(MAP_BYTES)
+            if len(value) != size:
+                raise EmulationError(
+                    f"{self.kernel.name}: parameter {parameter.name} has {size} bytes; its value has {len(value)}"
+                )
+            block.extend(value)
+        return bytes(block)
+
     # ---- what instructions ask for ----
 
     def parameter(self, offset: int, kind: str) -> Array:
         """A kernel parameter as 32 equal lanes."""
         key = (offset, kind)
         if key not in self._parameters:
-            value = self._by_offset.get(offset)
-            if not isinstance(value, int):
-                raise EmulationError(f"parameter byte {offset} is read as a number; it is {value}")
-            bits = value & ((1 << 8 * int(kind[1])) - 1)
-            self._parameters[key] = np.full(32, bits, f"u{kind[1]}").view(kind)
+            end = offset + int(kind[1])
+            if end > len(self._block) or any(at < end and offset < at + MAP_BYTES for at in self._maps):
+                raise EmulationError(
+                    f"parameter byte {offset} is read as a number; it is a tensor map, or none is there"
+                )
+            self._parameters[key] = np.repeat(np.frombuffer(self._block[offset:end], kind), 32)
         return self._parameters[key]
 
     def tensor_view(self, offset: int) -> TensorView:
         """The tensor map at an offset of the parameter block."""
         if offset not in self._views:
-            record = self._by_offset.get(offset)
-            if record is None or isinstance(record, int):
+            record = self._maps.get(offset)
+            if record is None:
                 raise Fault("descriptor", f"parameter byte {offset} is no tensor map")
             self._views[offset] = view_tensor(record, self.memory)
         return self._views[offset]

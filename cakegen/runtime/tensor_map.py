@@ -29,7 +29,7 @@ _OOB_FILLS = {"zeros": 0, "nan": 1}
 
 @dataclass(frozen=True)
 class TensorMap:
-    """One view of global memory for the tensor memory accelerator; elements are bf16, element strides 1.
+    """One view of global memory for the tensor memory accelerator; element strides are 1.
 
     Parameters
     ----------
@@ -45,6 +45,8 @@ class TensorMap:
         Elements that one copy moves, innermost first.
     swizzle, promotion, oob
         `128B`, `none`, `zeros`: the spelling of the driver's enumerations.
+    element_bytes
+        2 for bf16, which is all that the programs use.
 
     Raises
     ------
@@ -64,6 +66,7 @@ class TensorMap:
     swizzle: str = "128B"
     promotion: str = "none"
     oob: str = "zeros"
+    element_bytes: int = BF16_BYTES
 
     def __post_init__(self) -> None:
         rank = len(self.dims)
@@ -86,16 +89,16 @@ class TensorMap:
         self._check_inner_box()
 
     def _check_inner_box(self) -> None:
-        inner = self.box[0] * BF16_BYTES
+        inner = self.box[0] * self.element_bytes
+        got = f"{self.box[0]} elements * {self.element_bytes} bytes = {inner}"
         if inner % 16:
-            self._refuse("box[0]", f"{self.box[0]} elements * {BF16_BYTES} bytes = {inner}", "a multiple of 16 bytes")
+            self._refuse("box[0]", got, "a multiple of 16 bytes")
         if self.swizzle not in SWIZZLE_BYTES or self.promotion not in _PROMOTIONS or self.oob not in _OOB_FILLS:
-            got = f"{self.swizzle!r}, {self.promotion!r}, {self.oob!r}"
+            spelled = f"{self.swizzle!r}, {self.promotion!r}, {self.oob!r}"
             known = f"{list(SWIZZLE_BYTES)}, {list(_PROMOTIONS)}, {list(_OOB_FILLS)}"
-            self._refuse("swizzle, promotion, oob", got, f"one each of {known}")
+            self._refuse("swizzle, promotion, oob", spelled, f"one each of {known}")
         width = SWIZZLE_BYTES[self.swizzle]
         if width and inner > width:
-            got = f"{self.box[0]} elements * {BF16_BYTES} bytes = {inner}"
             self._refuse("box[0]", got, f"at most the {width} bytes of its swizzle")
 
     def _refuse(self, field: str, got: str, need: str) -> None:
@@ -104,7 +107,7 @@ class TensorMap:
     @property
     def box_bytes(self) -> int:
         """Bytes that one copy of a whole box adds to its barrier."""
-        count = BF16_BYTES
+        count = self.element_bytes
         for extent in self.box:
             count *= extent
         return count
@@ -159,6 +162,7 @@ def encode_tensor_map(record: TensorMap, destination: int) -> None:
         The driver refused the record.
     """
     assert destination % 64 == 0, destination
+    assert record.element_bytes == BF16_BYTES, record
     rank = len(record.dims)
     result = driver.tensor_map_encoder()(
         destination,
