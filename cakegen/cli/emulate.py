@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from cakegen.emulator.cases import Case, CaseReport
     from cakegen.registry import Registry
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_NOT_BOTH = "KEY says what to run; leave out --stage, --tp and --tokens"
+
 
 @click.command("emulate")
 @click.argument("key", required=False)
@@ -22,12 +27,14 @@ if TYPE_CHECKING:
 @click.option("--tokens", type=int, help="Token count; not with KEY.")
 @click.option("--partials", default=1, show_default=True, help="Partial sums of the routed experts (tail).")
 @click.option("--rank", default=0, show_default=True, help="Rank whose slice the tail multiplies.")
-@click.option("--arch", help="Target, e.g. sm_100a.  [default: the first of KEY's, else sm_90a]")
+@click.option("--arch", help="Target, e.g. sm_100a; also of --cuda.  [default: the first of KEY's, else sm_90a]")
 @click.option("--sm-count", type=int, help="SMs of the device to plan for.  [default: of its largest part]")
 @click.option("--model", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR", help="Export.")
 @click.option("--schedule", default="random", show_default=True, type=click.Choice(["random", "early", "late"]))
 @click.option("--seed", default=0, show_default=True, help="First seed of the random schedule.")
-@click.option("--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
+@click.option(
+    "--seeds", "count", default=1, show_default=True, type=click.IntRange(min=1), help="How many seeds to run."
+)
 @click.option(
     "--arithmetic",
     default="hopper",
@@ -54,6 +61,14 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw the first cluster's pipeline of the last seed (.svg, .png); needs matplotlib.",
 )
+@click.option("--ptx", type=_FILE, help="A PTX file whose kernels --launch runs; not with KEY.")
+@click.option("--cuda", type=_FILE, help="The same of a CUDA file, compiled by NVRTC first.")
+@click.option("--launch", type=_FILE, help="JSON: buffers, launches, arguments (docs/emulate-launch.md).")
+@click.option("--entry", help="The kernel of launches that name none.")
+@click.option("--out", type=_FOLDER, help="Folder for the buffers that the launches may write, as NAME.npy.")
+@click.option("--no-checks", is_flag=True, help="Look for no races and missing proxy fences; faster.")
+@click.option("--include", multiple=True, type=_FOLDER, help="Folder for --cuda's includes.")
+@click.option("--option", "nvrtc_options", multiple=True, help="NVRTC option for --cuda, such as --option=-DN=4.")
 def emulate_command(
     key: str | None,
     stage: str | None,
@@ -66,42 +81,75 @@ def emulate_command(
     export: str,
     schedule: str,
     seed: int,
-    seeds: int,
+    count: int,
     arithmetic: str,
     tensor_order: str,
     trace_file: Path | None,
     timeline_file: Path | None,
+    no_checks: bool,
+    **files: Any,
 ) -> None:
     """Run the programs of a request, or one that launches KEY, under a hostile schedule, without a GPU.
 
     Prints the differences from the fp64 reference; a fault of a program is an error with its place.
+
+    With --ptx or --cuda, and --launch: anybody's kernels. The exit status is then 0 for a clean run, 1 for a fault, 2
+    for wrong input, 3 for something that is not modelled, 4 for values other than the expected ones.
     """
-    from cakegen.arch import architecture
+    from cakegen.cli.emulate_files import FileRequest, run_files
     from cakegen.emulator import Options
-    from cakegen.emulator.cases import ARCH, Case, find_case
-    from cakegen.errors import EmulationError
+    from cakegen.emulator.cases import ARCH
     from cakegen.registry import load_registry
 
+    seeds = range(seed, seed + (count if schedule == "random" else 1))
+    options = Options(schedule, 0, arithmetic, not no_checks, tensor_order=tensor_order)
+    schedules = [replace(options, seed=each) for each in seeds]
+    if any(files[name] for name in ("ptx", "cuda", "launch")):
+        if (key, stage, tp, tokens, trace_file, timeline_file) != (None,) * 6:
+            raise click.UsageError("--launch says what to run; no KEY, --stage, --tp, --tokens, --trace or --timeline")
+        click.get_current_context().exit(run_files(FileRequest(arch=arch or ARCH, **files), schedules))
     registry = load_registry(export)
-    if key is not None:
-        if (stage, tp, tokens) != (None, None, None):
-            raise click.UsageError("KEY says what to run; leave out --stage, --tp and --tokens")
-        arches = registry.program(key).arches if key in registry.kernels else (ARCH,)
-        case = find_case(registry, key, arch or arches[0])
-    elif stage is None or tp is None or tokens is None:
-        raise click.UsageError("give a KEY, or --stage, --tp and --tokens")
+    if stage is None or tp is None or tokens is None:
+        case = _case_of_key(registry, key, arch, (stage, tp, tokens))
+    elif key is not None:
+        raise click.UsageError(_NOT_BOTH)
     else:
-        arch = arch or ARCH
-        sms = max(part.sm_count for part in architecture(arch).parts) if sm_count is None else sm_count
-        case = Case(stage, tp, tokens, partials, sms, rank, arch)
+        case = _case_of_request(stage, tp, tokens, partials, sm_count, rank, arch or ARCH)
+    _run_schedules(registry, case, schedules, (trace_file, timeline_file))
+
+
+def _case_of_key(registry: Registry, key: str | None, arch: str | None, request: tuple[object, ...]) -> Case:
+    from cakegen.emulator.cases import ARCH, find_case
+
+    if key is None:
+        raise click.UsageError("give a KEY, or --stage, --tp and --tokens")
+    if any(each is not None for each in request):
+        raise click.UsageError(_NOT_BOTH)
+    arches = registry.program(key).arches if key in registry.kernels else (ARCH,)
+    return find_case(registry, key, arch or arches[0])
+
+
+def _case_of_request(
+    stage: str, tp: int, tokens: int, partials: int, sm_count: int | None, rank: int, arch: str
+) -> Case:
+    from cakegen.arch import architecture
+    from cakegen.emulator.cases import Case
+
+    sms = max(part.sm_count for part in architecture(arch).parts) if sm_count is None else sm_count
+    return Case(stage, tp, tokens, partials, sms, rank, arch)
+
+
+def _run_schedules(
+    registry: Registry, case: Case, schedules: Sequence[Options], traces: tuple[Path | None, Path | None]
+) -> None:
+    from cakegen.errors import EmulationError
+
     _announce(registry, case)
     failures = []
-    for each in range(seed, seed + (seeds if schedule == "random" else 1)):
-        name = f"seed {each}" if schedule == "random" else schedule
-        with _tracing(registry, trace_file, timeline_file) as machine:
-            problems = run_case(
-                registry, case, Options(schedule, each, arithmetic, tensor_order=tensor_order, **machine), name
-            )
+    for options in schedules:
+        name = f"seed {options.seed}" if options.schedule == "random" else options.schedule
+        with _tracing(registry, *traces) as machine:
+            problems = run_case(registry, case, replace(options, **machine), name)
         failures += [f"{name}: {problem}" for problem in problems]
     if failures:
         raise EmulationError("; ".join(failures))

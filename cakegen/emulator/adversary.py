@@ -107,7 +107,7 @@ class Adversary:
         """How launches that may overlap do: `apart`, the dependent `ahead` as far as it can get, or `even`."""
         if self.kind != "random":
             return "apart" if self.kind == "early" else "ahead"
-        return self._random.choice(("apart", "ahead", "ahead", "even"))
+        return self._random.choice(("ahead", "ahead", "even"))
 
     def choose_launch(self, count: int, style: str) -> int:
         """Which of some launches of a stream, the oldest first, goes on."""

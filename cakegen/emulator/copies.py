@@ -285,7 +285,7 @@ def view_tensor(record: MapRecord, memory: GlobalMemory) -> TensorView:
     inner = record.box[0] * record.element_bytes
     if width and inner != width:
         raise EmulationError(
-            f"tensor map {record.name}: an inner extent of {inner} bytes, below the {width} of its swizzle, is not modelled"
+            f"tensor map {record.name}: an inner extent of {inner} bytes, below its swizzle's {width}, is not modelled"
         )
     buffer, _ = memory.find(np.array([record.address], np.uint64), 1, f"tensor map {record.name}")
     return TensorView(record, buffer, memory.accesses)

@@ -18,7 +18,7 @@ from cakegen.emulator.clocks import Clocks
 from cakegen.emulator.copies import MapRecord, Pending, TensorView, view_tensor
 from cakegen.emulator.expressions import BANK_TYPES
 from cakegen.emulator.faults import Fault, Where
-from cakegen.emulator.memory import SHARED_START, GlobalMemory
+from cakegen.emulator.memory import PARAM_WINDOW, SHARED_START, GlobalMemory
 from cakegen.emulator.ptx import Immediate, Kernel, Register
 from cakegen.emulator.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.tcgen05_issue import TensorUnit
@@ -168,7 +168,8 @@ class Machine:
         if offset not in self._views:
             record = self._maps.get(offset)
             if record is None:
-                raise Fault("descriptor", f"parameter byte {offset} is no tensor map")
+                where = f"parameter byte {offset}" if offset >= 0 else f"generic address {offset + PARAM_WINDOW:#x}"
+                raise Fault("descriptor", f"{where} is no tensor map of the kernel's parameters (cvta.param)")
             self._views[offset] = view_tensor(record, self.memory)
         return self._views[offset]
 

@@ -296,12 +296,14 @@ class _BlockWriter:
         items = target.items if isinstance(target, Vector) else (target,)
         if space == "param":
             assert isinstance(address, Address)
-            if not isinstance(address.base, Symbol) or length != 1:
+            if not isinstance(address.base, Symbol):
                 raise self._writer.refuse(instruction)
             parameter = self._kernel.parameter(address.base.name)
             if parameter is None:
                 raise self._writer.refuse(instruction)
-            return self._assign(target, f"w.parameter({parameter.offset + address.offset}, '{kind}')", kind, mask)
+            start, step = parameter.offset + address.offset, int(kind[1])
+            texts = [f"w.parameter({start + step * number}, '{kind}')" for number in range(length)]
+            return "; ".join(self._assign(item, text, kind, mask) for item, text in zip(items, texts, strict=True))
         name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
         return self._assign_all(
             items, f"{name}(w, {text}, '{kind}', {length}, {mask}, {index}{_strong(instruction)})", kind, mask
