@@ -35,7 +35,7 @@ class Fault(EmulationError):
     ----------
     kind
         A short name that tests and filters use: `out-of-bounds`, `unwritten-read`, `pending-write`, `pending-read`,
-        `barrier`, `deadlock`, `trap`, `divergence`, `descriptor`, `exit`, `output`, `read-only`, `programmatic`.
+        `barrier`, `deadlock`, `trap`, `divergence`, `descriptor`, `exit`, `output`, `programmatic`.
     message
         What was done to what, with numbers.
     """

@@ -99,7 +99,7 @@ def emulate_calls(
     calls: Sequence[tuple[Request, Plan]],
     options: Options = DEFAULT_OPTIONS,
     *,
-    programmatic: bool = False,
+    overlap: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     load: Callable[[Registry, str, str], Program] | None = None,
 ) -> tuple[LaunchReport, ...]:
@@ -109,8 +109,8 @@ def emulate_calls(
 
     Parameters
     ----------
-    programmatic
-        Make every launch but the first programmatic, whatever its record says.
+    overlap
+        Make every launch programmatic whose program offers it, as `overlap` of the runtime's functions does.
 
     Raises
     ------
@@ -127,8 +127,9 @@ def emulate_calls(
     for number, (request, plan) in enumerate(calls):
         context = _Call(registry, request, plan.device.arch, scratch.addresses(number), options, on_progress)
         for launch in plan.launches:
-            follows = (programmatic and bool(queue)) or registry.program(launch.key).launch.programmatic
-            queue.append(context.queue(launch, (load or load_program)(registry, launch.key, plan.device.arch), follows))
+            record = registry.program(launch.key).launch
+            program = (load or load_program)(registry, launch.key, plan.device.arch)
+            queue.append(context.queue(launch, program, record.programmatic or (overlap and record.overlap)))
     stream = Stream(queue, buffers, Adversary(options.schedule, options.seed))
     stream.run()
     _check_outputs(buffers)

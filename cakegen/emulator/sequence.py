@@ -129,6 +129,7 @@ def _queued(
             Adversary(options.schedule, options.seed),
             launch.barrier_names,
             ARITHMETIC[options.arithmetic],
+            checks=options.checks,
             name=launch.entry,
         )
 

@@ -78,7 +78,7 @@ STORE = "x[threadIdx.x] = 7;"
 @pytest.mark.parametrize(
     ("body", "changes", "message"),
     [
-        (STORE, {"x": {"role": "read"}}, "read-only: write of 4 bytes at x + 0: it is an input"),
+        (STORE, {"x": {"role": "read"}}, "output: x + 0 is written; it is an input"),
         ("if (threadIdx.x < 30) x[threadIdx.x] = 7;", {"x": {"role": "write", "fill": "poison"}},
          "output: 8 bytes of x were never written"),
         ("x[threadIdx.x + 1] = 7;", {}, "out-of-bounds: write of 4 bytes at x + 128"),
