@@ -123,8 +123,9 @@ def run_emulated(kernel: Kernel, grid: int, *arguments: Any) -> None:
         A fault, or something that is not modelled.
     """
     from cakegen.emulator.adversary import Adversary
-    from cakegen.emulator.machine import LaunchShape, Machine
+    from cakegen.emulator.machine import Machine
     from cakegen.emulator.memory import Buffer, GlobalMemory
+    from cakegen.emulator.residency import LaunchShape
 
     arrays = {id(array): array for array in map(array_of, arguments) if array is not None}
     copies = {key: _aligned(array) for key, array in arrays.items()}

@@ -225,7 +225,8 @@ class Machine:
             It uses something that is not modelled.
         """
         with np.errstate(all="ignore"):
-            while not self.residency.ended:
+            # what is on its way when the last CTA exits still arrives
+            while self.pending or not self.residency.ended:
                 if not self.can_step():
                     raise reports.deadlock([self])
                 self.step()
