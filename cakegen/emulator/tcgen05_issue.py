@@ -24,9 +24,9 @@ from cakegen.emulator.tensor_memory import Owner, Region, TensorMemory
 from cakegen.emulator.vector_clock import CLUSTER, Released
 
 if TYPE_CHECKING:
-    from cakegen.emulator.clocks import Thread as ClockThread
     from cakegen.emulator.machine import Machine
     from cakegen.emulator.memory import SharedMemory
+    from cakegen.emulator.thread import Thread as ClockThread
     from cakegen.emulator.warp import Cta, Strand
 
 Array = NDArray[Any]

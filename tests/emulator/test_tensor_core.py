@@ -70,3 +70,27 @@ def test_nan_and_infinity_stay_in_their_row_and_column() -> None:
     assert np.isnan(got[3, 2])
     assert np.isinf(np.delete(got[3], 2)).all()
     assert (np.delete(got, (3, 4), axis=0)[:, [0, 1, 3, 4, 5, 6, 7]] == 16).all()
+
+
+@pytest.mark.parametrize("spread", [0, 6, 18])
+def test_fast_path_is_the_model_bit_for_bit(spread: int) -> None:
+    """Exponents within its limit, zeros among them; and one beyond it, which takes the general path."""
+    make = np.random.default_rng(spread)
+
+    def draw(rows: int) -> np.ndarray:
+        exponents = make.integers(-spread, spread + 1, (rows, 16))
+        values = (
+            make.uniform(1, 2, (rows, 16)) * 2.0**exponents * make.choice([-1, 0, 1], (rows, 16), p=[0.4, 0.2, 0.4])
+        )
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+    a, b = draw(64), draw(40)
+    c = (make.standard_normal((64, 40)) * 2.0 ** make.integers(-30, 30, (64, 40))).astype(np.float32)
+    c[::3, ::5] = 0
+    a[5], c[5] = 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        fast = multiply_add_hopper(a, b, c)
+        patch.setattr("cakegen.emulator.tensor_core._is_narrow", lambda *_: False)
+        slow = multiply_add_hopper(a, b, c)
+    np.testing.assert_array_equal(fast, slow)
+    assert (fast[5] == 0).all()
