@@ -4,7 +4,7 @@ How the rest of the emulator reports to it:
 
 * a warp owns a `Thread`; its weak and strong accesses go to `Clocks.read` and `Clocks.write`;
 * what one thread leaves for another goes through a `SyncPoint`: `Thread.release` there, `Thread.acquire` here;
-* an asynchronous operation is an `Access` of a *unit*'s slot (`Clocks.new_unit`). Issue it with `Clocks.begin`, report
+* an asynchronous operation is an `Access` of a *unit*'s slot (`Clocks.add_unit`). Issue it with `Clocks.begin`, report
   what it touches with `begin_read` and `begin_write` (checked against the issuing thread, at issue), and let its
   completion reach threads: a barrier's unit counts phases (`SyncPoint.land`), a pipe in order counts its groups
   (`Thread.learn`). An operation whose time is not known at issue is `IN_FLIGHT` until `Access.time` is set.
@@ -64,7 +64,7 @@ class Clocks:
             self._spare[position.cta] = list(range(first + per_cta - 1, first + warps - 1, -1))
         return threads
 
-    def new_unit(self, cta: int) -> int:
+    def add_unit(self, cta: int) -> int:
         """A slot for an asynchronous unit of a CTA."""
         spare = self._spare[cta]
         if spare:

@@ -84,7 +84,7 @@ class IssueQueue:
         """Slot and time of what is issued now."""
         if thread is not None:
             if self.slot < 0:
-                self.slot = thread.clocks.new_unit(cta)
+                self.slot = thread.clocks.add_unit(cta)
             if not self.access:
                 self.access = thread.clocks.begin(thread, what, self.slot, self.commits + 1)
         return self.slot, self.commits + 1

@@ -210,7 +210,7 @@ class Cta:
         self.shared.offsets(np.array([offset], np.uint32), 8, "mbarrier.init")
         barrier = self.shared.barriers[offset] = MBarrier(self.barrier_name(offset), count)
         if thread is not None:
-            slot = thread.clocks.new_unit(self.index)
+            slot = thread.clocks.add_unit(self.index)
             barrier.order = BarrierOrder(slot, (thread.slot, thread.now))
         self.shared.valid[offset : offset + 8] = 0
 

@@ -157,7 +157,7 @@ class WgmmaUnit:
         """A wgmma reads shared memory by the asynchronous proxy; its group counts on the warp's own unit."""
         clocks = thread.clocks
         if self._slot < 0:
-            self._slot = clocks.new_unit(self._warp.cta.index)
+            self._slot = clocks.add_unit(self._warp.cta.index)
         if not self._access:
             self._access = clocks.begin(thread.at(index, None), "wgmma", self._slot, self._committed + 1)
         clocks.begin_read(thread, self._access, clocks.shadow(self._warp.cta.shared), granules)
