@@ -41,7 +41,9 @@ def run_tcgen05(machine: Machine, strand: Strand, instruction: Instruction, acti
     elif what == "commit":
         run_commit(machine, strand, instruction, active, where)
     elif what == "fence::after_thread_sync":
-        strand.warp.tensor.unfenced = False
+        traffic, thread = strand.warp.tensor, strand.warp.thread
+        traffic.unfenced = False
+        traffic.ordered = thread.clock.copy() if thread is not None else None
     elif what == "fence::before_thread_sync":
         strand.warp.tensor.fenced = strand.warp.tensor.accesses
     elif what in _COLLECTIVE:

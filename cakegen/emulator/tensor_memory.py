@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.vector_clock import EXECUTED
+from cakegen.emulator.vector_clock import EXECUTED, VectorClock
 
 if TYPE_CHECKING:
     from cakegen.emulator.ptx import Instruction
@@ -86,6 +86,8 @@ class TensorTraffic:
         Issued, and not yet waited for.
     unfenced
         The warp passed a wait or a barrier after its last `tcgen05.fence::after_thread_sync`.
+    ordered
+        What the warp knew at that fence.
     fenced
         Number of the warp's last access that a `tcgen05.fence::before_thread_sync` covers.
     """
@@ -93,6 +95,7 @@ class TensorTraffic:
     loads: list[Any] = field(default_factory=list)
     stores: list[Any] = field(default_factory=list)
     unfenced: bool = False
+    ordered: VectorClock | None = None
     fenced: int = 0
     accesses: int = 0
 
@@ -249,15 +252,16 @@ class TensorMemory:
         for number in np.unique(last[others]):
             other = self.touched_by[int(number)]
             who = f"{what} touches {region}, which CTA {other.cta.index} warp {other.index} touched last"
+            thread, ordered = warp.thread, warp.tensor.ordered
             for stamp in map(int, np.unique(stamps[last == number])):
-                thread = warp.thread
-                if thread is not None and not thread.clock.knows(EXECUTED, stamp >> 32, stamp & 0xFFFFFFFF):
+                access = EXECUTED, stamp >> 32, stamp & 0xFFFFFFFF
+                if thread is not None and not thread.clock.knows(*access):
                     raise Fault("race", f"{who}, and nothing orders the two")
-            if warp.tensor.unfenced:
-                raise Fault(
-                    "fence",
-                    f"{who}: no tcgen05.fence::after_thread_sync stands between it and the wait before it",
-                )
+                if thread is not None and (ordered is None or not ordered.knows(*access)):
+                    raise Fault(
+                        "fence",
+                        f"{who}: no tcgen05.fence::after_thread_sync stands behind the wait that orders the two",
+                    )
             if int(numbers[last == number].max()) > other.tensor.fenced:
                 raise Fault("fence", f"{who}: it has executed no tcgen05.fence::before_thread_sync since")
 

@@ -213,7 +213,7 @@ def test_a_hand_over_needs_both_fences(launch: Launch, array: Make) -> None:
         tensor_end(base, 32);
     }"""
     before, after = "tensor_fence_before();", "tensor_fence_after();"
-    for one, other, words in ((before, "", "after_thread_sync stands"), ("", after, "before_thread_sync since")):
+    for one, other, words in ((before, "", "after_thread_sync stands behind"), ("", after, "before_thread_sync since")):
         text = source.replace("BEFORE", one).replace("AFTER", other)
         with pytest.raises(Fault, match=words) as found:
             launch(text, array(np.zeros(128), np.uint32), block=256, smem=1024, arch="sm_100a")
@@ -284,3 +284,25 @@ def test_form_that_is_not_modelled_is_refused(launch: Launch, array: Make) -> No
     }"""
     with pytest.raises(EmulationError, match=r"tcgen05\.shift.* is not modelled"):
         launch(source, array(np.zeros(3), np.uint32), block=64, smem=1024, arch="sm_100a")
+
+
+def test_fence_behind_the_ordering_wait_holds_over_later_waits(launch: Launch, array: Make) -> None:
+    """Other barriers between the fence and the load do not undo it."""
+    source = """extern "C" __global__ void kernel_test(u32* out) {
+        const u32 base = tensor_begin(32), at = base + (threadIdx.x / 32 % 4 * 32 << 16);
+        if (threadIdx.x < 128) {
+            tensor_store_word(at, threadIdx.x);
+            tensor_wait_stores();
+            tensor_fence_before();
+        }
+        __syncthreads();
+        tensor_fence_after();
+        if (threadIdx.x >= 128) {
+            named_barrier_sync(1, 128);
+            out[threadIdx.x - 128] = tensor_load_word(at);
+        }
+        tensor_end(base, 32);
+    }"""
+    out = array(np.zeros(128), np.uint32)
+    launch(source, out, block=256, smem=1024, arch="sm_100a")
+    assert out.tolist() == list(range(128))
