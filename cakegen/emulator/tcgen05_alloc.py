@@ -39,7 +39,7 @@ def allocate(machine: Machine, strand: Strand, instruction: Instruction) -> None
     where = read_address(strand, address, "u8" if wide else "u4")
     where = (where - np.uint64(SHARED_WINDOW)).astype(np.uint32) if wide else where
     target = np.array([uniform(strand, where, "the address of the result")], np.uint32)
-    thread = strand.warp.at(strand.pc - 1, np.arange(32) == 0)
+    thread = strand.warp.at(strand.pc - 1, None)
     strand.warp.cta.shared.store(target, np.array([[start]], np.uint32).view(np.uint8), thread)
 
 

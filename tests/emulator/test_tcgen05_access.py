@@ -234,6 +234,7 @@ ALLOCATIONS = """extern "C" __global__ void kernel_test(u32* out) {
     __syncthreads();
     if (threadIdx.x < 32) {
         tensor_alloc<1>(smem + 12, 64);
+        warp_sync();
         tensor_dealloc<1>(tensor_base(smem), 256);
         tensor_dealloc<1>(tensor_base(smem + 8), 128);
         tensor_dealloc<1>(tensor_base(smem + 12), 64);
