@@ -194,6 +194,9 @@ class Machine:
         if self.adversary.product_at_issue():
             unit.execute(product)
 
+    def note_tensor_work(self, name: str, columns: int) -> None:
+        """Something was issued to a CTA's tensor core: for machines that look on."""
+
     def wake(self, waiters: list[Strand]) -> None:
         """Let parked strands try again."""
         for strand in waiters:

@@ -171,6 +171,7 @@ class _Mma:
         for number, cta in enumerate(self._pair):
             skipped = operands.skipped_lanes[number] if operands.skipped_lanes else None
             self._accumulate(cta.tensor_memory, a_bits[number], b_all, skipped)
+        self._machine.note_tensor_work(f"m{shape.m}n{shape.n}k16", shape.n)
         self._issued.owner.in_flight += 1
         self._queue.issued.append(self._issued)
 

@@ -21,6 +21,7 @@ from cakegen.emulator.machine import Machine
 from cakegen.emulator.memory import OFFSET_MASK
 from cakegen.emulator.operands import active_lanes, read_address, read_lanes
 from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.tcgen05_issue import CommitArrival
 from cakegen.emulator.warp import Cta, Strand, Warp
 from cakegen.emulator.wgmma import Product, WgmmaUnit
 
@@ -272,8 +273,24 @@ class TracedMachine(Machine):
         """Note when, and by whom."""
         warp = self._acting
         assert warp is not None
-        self._issued[id(operation)] = (self._clocks.get(warp.number, 0.0), self._track(warp))
+        begin, track = self._clocks.get(warp.number, 0.0), self._track(warp)
+        if isinstance(operation, CommitArrival):
+            track = self._tensor_track(warp.cta)
+            begin = max(begin, self._unit_free.get(track, 0.0))
+        self._issued[id(operation)] = begin, track
         super().issue(operation)
+
+    def _tensor_track(self, cta: Cta) -> Track:
+        return Track(cta.index, 2000, "tensor core")
+
+    def note_tensor_work(self, name: str, columns: int) -> None:
+        """A tcgen05.mma takes its place behind the earlier ones of its CTA."""
+        warp = self._acting
+        assert warp is not None
+        track = self._tensor_track(warp.cta)
+        begin = max(self._clocks.get(warp.number, 0.0), self._unit_free.get(track, 0.0))
+        self._unit_free[track] = end = begin + PRODUCT_STEPS * columns / 8
+        self._extend(track, name, begin, end)
 
     def land(self, operation: Pending) -> None:
         """Give it its time, and its span where it is a copy."""

@@ -139,6 +139,32 @@ def test_whole_quadrant_load_of_64_rows_gets_poison_for_the_other_half(launch: L
     assert np.isnan(rows[:, 16:]).all()
 
 
+GENERIC = """
+    if (t == 0) {
+        for (u32 k = 0; k < 4; ++k) {
+            const u64 a_tile = tensor_descriptor(smem + 1024 + k * 32, 0, 1024, 2);
+            const u64 b_tile = tensor_descriptor(smem + 1024 + M * 128 + k * 32, 0, 1024, 2);
+            asm volatile("{ .reg .pred p; setp.eq.u32 p, %4, 0;"
+                " tcgen05.mma.cta_group::1.kind::f16.collector::a::discard [%0+0], %1, %2, %3, !p; }"
+                :: "r"(base), "l"(a_tile), "l"(b_tile), "r"(tensor_instruction(M, N)), "r"(k) : "memory");
+        }
+        asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%0];" :: "l"(dynamic_smem) : "memory");
+    }
+"""
+
+
+def test_other_spellings_mean_the_same(launch: Launch, array: Make, adversary: Adversary) -> None:
+    """A negated predicate, a collector, a generic address of the barrier, a generic address of the result."""
+    setup = SETUP.replace(
+        "tensor_alloc<1>(smem + 8, COLUMNS);",
+        'asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.b32 [%0], 32;" :: "l"(dynamic_smem + 8) : "memory");',
+    )
+    out, expected = run(
+        launch, array, kernel(STAGE, setup, GENERIC, WAIT, READ, TEARDOWN), 128, 32, adversary=adversary
+    )
+    np.testing.assert_array_equal(out, expected)
+
+
 # What each fault needs: the kernel's parts with one of them changed, the kind, and words of the report.
 NO_AFTER = WAIT.replace("tensor_fence_after();", "")
 FAULTS: dict[str, tuple[tuple[str, ...], str, str]] = {

@@ -171,6 +171,29 @@ def test_copies_of_a_pair_count_on_the_leaders_barrier(launch: Launch, array: Ma
         launch(text.replace("LOAD", "tma_load_3d"), box, out, record, tensor, **options)
 
 
+def test_multicast_of_a_pair_counts_on_the_leaders_barrier_for_both(
+    launch: Launch, array: Make, adversary: Adversary
+) -> None:
+    """Each CTA sends its box to both: every byte of every destination counts where the barrier's parity says."""
+    tensor = array(np.arange(16 * 64), np.uint16)
+    record, out = array(np.full(16, 1 << 60), np.uint64), array(np.zeros((2, 8, 32)), np.uint32)
+    box = TensorMap("map", tensor.ctypes.data, (64, 16, 1), (128, 2048), (64, 8, 1))
+    load = """asm volatile("cp.async.bulk.tensor.3d.cta_group::2.shared::cluster.global.tile"
+        ".mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;"
+        :: "r"(smem + 1024 + 1024 * rank), "l"(&map), "r"(0), "r"(8 * rank), "r"(0), "r"(smem & 0xFEFFFFFF),
+        "h"(static_cast<u16>(3)) : "memory");"""
+    text = BOX.replace("LOAD(smem + 1024, map, 0, 8 * rank, 0, BARRIER);", load).replace("2 * 1024", "4 * 1024")
+    # each CTA reads what the other one sent
+    text = text.replace("tensor_base(smem + 1024 +", "tensor_base(smem + 2048 - 1024 * rank +")
+    options = {"grid": 2, "cluster": 2, "smem": 4096, "arch": "sm_100a", "adversary": adversary}
+    launch(text, box, out, record, tensor, **options)
+    chunks = tensor.reshape(2, 8, 8, 8)
+    for cta in range(2):
+        got = out[cta].view(np.uint16).reshape(8, 8, 8)
+        for row in range(8):
+            np.testing.assert_array_equal(got[row, np.arange(8) ^ row], chunks[1 - cta, row])
+
+
 CANCEL = (
     PAIR
     + """(u32* out, u64* record) {

@@ -105,6 +105,21 @@ def test_all_kinds_of_spans_are_there(traced: tuple[Trace, CaseReport]) -> None:
     assert launch.clusters[0] == (0, 1)
 
 
+def test_tensor_core_of_blackwell_has_a_track(registry: Registry) -> None:
+    """The wait for the sums ends with the last product: a commit's arrival comes from there."""
+    trace = Trace()
+    emulate_case(registry, Case("tail", 4, 16, arch="sm_100a"), Options("random", 0, "wide", machine=trace.machine))
+    spans = [span for launch in trace.launches for span in launch.spans]
+    products = [span for span in spans if span.kind == PRODUCT]
+    assert {span.name for span in products} == {"m128n16k16"}
+    waits = [span for span in spans if span.name == "waits for sums_full"]
+    assert waits
+    for wait in waits:
+        assert wait.cause is not None
+        assert wait.cause.track.name == "tensor core"
+        assert wait.end >= max(span.end for span in products if span.track == wait.cause.track)
+
+
 def test_lanes_keep_overlapping_spans_apart() -> None:
     track = Track(0, 0, "copies")
     spans = [Span(track, COPY, "a", 0, 10), Span(track, COPY, "b", 5, 8), Span(track, COPY, "c", 9, 12)]
