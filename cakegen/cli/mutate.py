@@ -20,7 +20,7 @@ import click
     default=4,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Mutants of a site that are tried.",
+    help="Mutants of a site under all schedules.",
 )
 @click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator; may be repeated.")
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Processes.")

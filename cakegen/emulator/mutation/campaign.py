@@ -20,7 +20,7 @@ import torch
 from cakegen.compile import load_nvrtc
 from cakegen.emulator.mutation.mutants import Mutant
 from cakegen.emulator.mutation.targets import Site, Target, all_targets, target_of
-from cakegen.emulator.mutation.trial import Trial
+from cakegen.emulator.mutation.trial import ALIVE, Trial
 from cakegen.errors import EmulationError
 from cakegen.registry import Registry, load_registry
 
@@ -39,7 +39,8 @@ class Campaign:
     operators
         Names of operators; empty: all.
     attempts
-        Mutants of one site that are run until one is killed: first one a program, in the order of the programs.
+        Mutants of one site that run under all schedules until one is killed. Before them one a program runs under
+        the first schedule.
     """
 
     export: str
@@ -111,24 +112,28 @@ def _trial(export: str, name: str, arch: str, seeds: int) -> Trial:
 
 @dataclass(frozen=True)
 class Work:
-    """A site: the mutants of it that may be run, as (program, number of the mutant)."""
+    """A site: the mutants of it that may be run, as (program, number of the mutant); the first `programs` differ."""
 
     campaign: Campaign
     site: str
     candidates: tuple[tuple[str, int], ...]
+    programs: int
 
 
 def _run_site(work: Work) -> list[dict[str, Any]]:
     """Run a site's mutants until one is killed; in a worker."""
     campaign, entries = work.campaign, []
-    for name, number in work.candidates:
+    quick = [(candidate, True) for candidate in work.candidates[: work.programs]]
+    thorough = [(candidate, False) for candidate in work.candidates[: campaign.attempts]]
+    for (name, number), first_only in (*quick, *thorough):
         trial = _trial(campaign.export, name, campaign.arch, campaign.seeds)
         mutant = trial.target.mutants[number]
-        verdict = trial.run(mutant)
+        verdict = trial.run(mutant, first_only)
         entries.append({**describe(trial.target, mutant), **asdict(verdict)})
         if verdict.killed:
             break
-    return entries
+    # a mutant that survived the first schedule was run again under all
+    return entries if entries[-1]["outcome"] not in ALIVE else entries[len(quick) :]
 
 
 def describe(target: Target, mutant: Mutant) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def planned(campaign: Campaign) -> list[Work]:
         for number, mutant in enumerate(trial.target.mutants):
             if mutant in reached and (not campaign.operators or mutant.operator in campaign.operators):
                 found.setdefault(site_name(trial.target.site(mutant)), {}).setdefault(name, []).append(number)
-    return [Work(campaign, site, _candidates(numbers)[: campaign.attempts]) for site, numbers in found.items()]
+    return [Work(campaign, site, _candidates(numbers), len(numbers)) for site, numbers in found.items()]
 
 
 def _candidates(numbers: dict[str, list[int]]) -> tuple[tuple[str, int], ...]:

@@ -84,7 +84,7 @@ def target_of(registry: Registry, name: str, arch: str) -> Target:
         No request that was tried launches it there.
     """
     key, _, sm_count = name.partition("/")
-    case = _with_padding(registry, find_case(registry, key), key)
+    case = _with_padding(registry, find_case(registry, key, arch), key)
     if sm_count:
         case = dataclasses.replace(case, sm_count=int(sm_count))
         if not _launches(registry, case, key):

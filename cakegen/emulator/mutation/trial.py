@@ -148,20 +148,26 @@ class Trial:
 
         return emulate_case(self._registry, self.target.case, options, load=load)
 
-    def run(self, mutant: Mutant) -> Verdict:
-        """Run a mutant until a schedule shows it."""
+    def run(self, mutant: Mutant, first_only: bool = False) -> Verdict:
+        """Run a mutant until a schedule shows it.
+
+        Parameters
+        ----------
+        first_only
+            Under the first schedule alone: it shows nearly all that any does.
+        """
         start = time.perf_counter()
         try:
             text = mutant.apply(self.target.ptx)
             program = Program(parse_kernel(text, self.target.request.kernel_symbol))
-            sign = self._first_sign(program)
+            sign = self._first_sign(program, self._schedules[:1] if first_only else self._schedules)
         except EmulationError as error:
             sign = (REFUSED, "", str(error).splitlines()[0])
         return Verdict(*sign, time.perf_counter() - start)
 
-    def _first_sign(self, program: Program) -> tuple[str, str, str]:
+    def _first_sign(self, program: Program, chosen: Sequence[Schedule]) -> tuple[str, str, str]:
         before: dict[str, torch.Tensor] = {}
-        for schedule in self._schedules:
+        for schedule in chosen:
             name = schedule[0] if schedule[0] != "random" else f"seed {schedule[1]}"
             options = Options(*schedule, _ARITHMETIC, instruction_limit=self._limit)
             try:

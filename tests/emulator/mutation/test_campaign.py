@@ -18,6 +18,7 @@ from cakegen.emulator.mutation.campaign import (
     read_campaign,
     run_campaign,
 )
+from cakegen.emulator.mutation.mutants import Mutant
 from cakegen.emulator.mutation.targets import target_of
 from cakegen.emulator.mutation.trial import Trial, Verdict
 from cakegen.errors import EmulationError
@@ -83,14 +84,24 @@ def test_sites_that_only_a_failing_wait_reaches_are_left_out() -> None:
     assert record
     assert not record & numbers
     assert len({each.site for each in work}) == len(work)
-    assert max(len(each.candidates) for each in work) == 4
+    assert {each.programs for each in work} == {1}
 
 
-def test_site_is_run_until_a_mutant_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = iter(["survived", "refused", "race", "survived"])
-    monkeypatch.setattr(Trial, "run", lambda trial, mutant: Verdict(next(outcomes), "", "", 0.1))
-    entries = _run_site(Work(CAMPAIGN, "x", ((KEY, 0), (KEY, 1), (KEY, 2), (KEY, 3))))
-    assert [entry["outcome"] for entry in entries] == ["survived", "refused", "race"]
+def test_site_runs_under_one_schedule_in_every_program_and_then_under_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bool] = []
+
+    def run(outcomes: str, trial: Trial, mutant: Mutant, first_only: bool) -> Verdict:
+        runs.append(first_only)
+        return Verdict(outcomes.split()[len(runs) - 1], "", "", 0.1)
+
+    work = Work(CAMPAIGN, "x", tuple((KEY, number) for number in range(9)), 2)
+    monkeypatch.setattr(Trial, "run", lambda *arguments: run("survived race", *arguments))
+    assert [entry["outcome"] for entry in _run_site(work)] == ["survived", "race"]
+    assert runs == [True, True]
+    runs.clear()
+    monkeypatch.setattr(Trial, "run", lambda *arguments: run("survived " * 6, *arguments))
+    assert [entry["outcome"] for entry in _run_site(work)] == ["survived"] * 4
+    assert runs == [True] * 2 + [False] * 4
 
 
 def test_choice_takes_rings_that_wrap_first_and_fast_programs_among_equals() -> None:
