@@ -111,14 +111,16 @@ def array() -> Callable[..., np.ndarray]:
 
 @pytest.fixture
 def planted() -> Callable[..., Callable[[Registry, str, str], Program]]:
-    """A loader whose programs have one text replaced, in the source or in the PTX, which must hold it."""
+    """A loader whose programs have one text replaced, in the source and what it includes or in the PTX."""
 
     def make(old: str, new: str, *, ptx: bool = False) -> Callable[[Registry, str, str], Program]:
         def load(registry: Registry, key: str, arch: str) -> Program:
             request = request_for(registry, key, arch, ("-lineinfo",))
             if not ptx:
-                assert old in request.source, f"{request.name} does not hold {old!r}"
-                request = dataclasses.replace(request, source=request.source.replace(old, new))
+                headers = tuple((name, text.replace(old, new)) for name, text in request.headers)
+                changed = dataclasses.replace(request, source=request.source.replace(old, new), headers=headers)
+                assert changed != request, f"{request.name} does not hold {old!r}"
+                request = changed
             text = compile_ptx(request)
             if ptx:
                 assert old in text, f"the PTX of {request.name} does not hold {old!r}"

@@ -1,0 +1,84 @@
+"""Blackwell's decode programs on the emulator: the small model's against the reference, whatever the schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from emulator_sweep import Sweep, cases_of, rows_of, run_case
+from models import tiny_ragged_model
+
+from cakegen.emit import render_tree, write_tree
+from cakegen.emulator import Options
+from cakegen.emulator.cases import Case, emulate_case
+from cakegen.model import Target
+from cakegen.registry import Registry, load_registry
+
+ARCH = "sm_100a"
+SCHEDULES = (("late", 0), ("random", 0))
+ONCE = Sweep("tiny_latent_moe", ARCH, 0, False)
+CASES = {key: case for key, (case,) in cases_of(load_registry(ONCE.export), ONCE).items()}
+
+pytestmark = pytest.mark.emulator
+
+
+def front(tp: int, tokens: int, sm_count: int = 148) -> Case:
+    return Case("front", tp, tokens, sm_count=sm_count, arch=ARCH)
+
+
+def tail(tp: int, tokens: int, partials: int, rank: int) -> Case:
+    return Case("tail", tp, tokens, partials, 148, rank, ARCH)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """The reference's products are small; workers side by side would only fight over processors."""
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_program_matches_the_reference_whatever_the_schedule(registry: Registry, key: str) -> None:
+    """Values against fp64, `y` bit for bit, and no other bits under another schedule."""
+    assert run_case(registry, CASES[key], SCHEDULES)[0] == "clean"
+
+
+def test_slices_that_end_inside_a_chunk_are_shared_by_a_pair(tmp_path: pytest.TempPathFactory) -> None:
+    """No slice of the small model's does: another model's, written for the test."""
+    model = dataclasses.replace(
+        tiny_ragged_model(),
+        targets=(Target(ARCH, (4,), (148,)),),
+        families=tuple(family for family in tiny_ragged_model().families if family.arch_family == "sm100"),
+    )
+    root = tmp_path / model.name  # type: ignore[operator]
+    write_tree(root, render_tree(model, model.name))
+    registry = load_registry(root)
+    for case in (tail(4, 3, 1, 1), tail(4, 16, 1, 3), tail(4, 40, 2, 2)):
+        (launch,) = case.plan(registry.model).launches
+        assert (launch.form.k1_ragged_cols, launch.form.cluster_ctas) == (32, 2)
+        assert run_case(registry, case, SCHEDULES)[0] == "clean"
+
+
+def test_program_of_the_other_architecture_gives_the_same_bits(registry: Registry) -> None:
+    """One text, and the emulator's arithmetic is one: what differs is the target that the compiler is given."""
+    for case in (front(8, 8), tail(4, 16, 1, 1)):
+        outputs = [
+            emulate_case(registry, dataclasses.replace(case, arch=arch), Options("random", 1, "wide")).outputs
+            for arch in (ARCH, "sm_103a")
+        ]
+        for name, value in outputs[0].items():
+            assert torch.equal(value, outputs[1][name]), name
+
+
+def test_sweep_leaves_out_what_is_known_and_reports_what_is_wrong(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import emulator_sweep
+
+    sweep = Sweep("tiny_latent_moe", ARCH, 1, False)
+    key = next(key for key, case in CASES.items() if case.stage == "front")
+    monkeypatch.setattr(emulator_sweep, "decode_keys", lambda registry, arch: [key])
+    monkeypatch.setattr(emulator_sweep, "run_case", lambda registry, case, schedules: ("late 0: race", None))
+    (row,) = rows_of(sweep, set())
+    assert (row["verdict"], row["schedules"]) == ("late 0: race", "early:0 late:0 random:0")
+    assert list(rows_of(sweep, {emulator_sweep.identity(row)})) == []

@@ -1,0 +1,179 @@
+"""Decode programs of one architecture on the emulator, each key under several requests and schedules; what `make
+emulate-full` runs.
+
+Writes one row a request to a table, and starts again where it stopped: a row stays as long as the texts of its program
+(their digest) are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cakegen.emulator import Options
+from cakegen.emulator.cases import Case, CaseReport, emulate_case, find_cases
+from cakegen.emulator.faults import Fault
+from cakegen.model import Model
+from cakegen.registry import Registry, load_registry
+
+ABOUT = ("export", "arch", "key", "digest", "stage", "tp", "tokens", "partials", "rank", "sms", "schedules")
+COLUMNS = (*ABOUT, "verdict", "errors", "instructions", "seconds")
+EXTREMES = (("early", 0), ("late", 0))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Which keys of an export to run for an architecture, and how.
+
+    Parameters
+    ----------
+    seeds
+        Random schedules of each request, beside the two extremes (0: one random schedule and no extreme).
+    edges
+        Also the fewest tokens that reach a key, and one token less than the most.
+    """
+
+    export: str
+    arch: str
+    seeds: int
+    edges: bool
+
+    @property
+    def schedules(self) -> tuple[tuple[str, int], ...]:
+        """What each request runs under."""
+        return (*EXTREMES, *(("random", seed) for seed in range(self.seeds))) if self.seeds else (("random", 0),)
+
+
+def decode_keys(registry: Registry, arch: str) -> list[str]:
+    """Every key of decode for an architecture, its norm of its own included."""
+    return [key for key in registry.kernels if arch in registry.program(key).arches and _is_decode(registry, key)]
+
+
+def _is_decode(registry: Registry, key: str) -> bool:
+    return registry.program(key).role in ("decode_front", "decode_tail", "tail_norm")
+
+
+def cases_of(registry: Registry, sweep: Sweep) -> dict[str, tuple[Case, ...]]:
+    """The requests to run for each key: the most tokens on the last rank, and the edges."""
+    largest = find_cases(registry, decode_keys(registry, sweep.arch), sweep.arch)
+    if not sweep.edges:
+        return {key: (case,) for key, case in largest.items()}
+    return {key: (case, *_edges(registry.model, key, case)) for key, case in largest.items()}
+
+
+def _edges(model: Model, key: str, largest: Case) -> Iterator[Case]:
+    """The fewest tokens with one partial or as few as reach the key, on rank 0; and the most but one, with P = 2."""
+    for tokens, partials in itertools.product(range(1, largest.tokens), (1, 2)):
+        case = Case(largest.stage, largest.tp, tokens, partials, largest.sm_count, 0, largest.arch)
+        if _launches(model, case, key):
+            yield case
+            break
+    rank = largest.tp // 2 if largest.stage == "tail" else 0
+    for partials in (2, 1):
+        case = Case(largest.stage, largest.tp, largest.tokens - 1, partials, largest.sm_count, rank, largest.arch)
+        if case.tokens and _launches(model, case, key):
+            yield case
+            break
+
+
+def _launches(model: Model, case: Case, key: str) -> bool:
+    if case.stage == "front" and case.partials > 1:
+        return False
+    return any(launch.key == key for launch in case.plan(model).launches)
+
+
+def run_case(registry: Registry, case: Case, schedules: Sequence[tuple[str, int]]) -> tuple[str, CaseReport | None]:
+    """Run one request under all schedules: `clean`, or what is wrong; and the first report."""
+    first: CaseReport | None = None
+    for schedule in schedules:
+        try:
+            report = emulate_case(registry, case, Options(*schedule, "wide"))
+        except Fault as fault:
+            return f"{schedule[0]} {schedule[1]}: {fault.kind}", first
+        if report.problems:
+            return f"{schedule[0]} {schedule[1]}: {report.problems[0]}", first
+        first = first or report
+        for name, value in report.outputs.items():
+            if not torch.equal(value, first.outputs[name]):
+                return f"{schedule[0]} {schedule[1]}: other bits of {name}", first
+    return "clean", first
+
+
+def rows_of(sweep: Sweep, known: set[tuple[str, ...]]) -> Iterator[dict[str, str]]:
+    """A row for each request that is not known yet, as it ends."""
+    registry = load_registry(sweep.export)
+    for key, cases in cases_of(registry, sweep).items():
+        digest = dict(registry.program(key).closure_digest)[sweep.arch][:12]
+        for case in cases:
+            shape = (case.stage, case.tp, case.tokens, case.partials, case.rank, case.sm_count)
+            schedules = " ".join(f"{name}:{seed}" for name, seed in sweep.schedules)
+            about = (sweep.export, sweep.arch, key, digest, *map(str, shape), schedules)
+            row = dict(zip(ABOUT, about, strict=True))
+            if identity(row) in known:
+                continue
+            start = time.perf_counter()
+            verdict, report = run_case(registry, case, sweep.schedules)
+            errors = report.errors if report else {}
+            yield {
+                **row,
+                "verdict": verdict,
+                "errors": " ".join(f"{name}:{value:.3g}" for name, value in errors.items()),
+                "instructions": str(sum(launch.instructions for launch in report.launches) if report else 0),
+                "seconds": f"{time.perf_counter() - start:.1f}",
+            }
+
+
+def identity(row: dict[str, str]) -> tuple[str, ...]:
+    """What a row is about: all but what came of it."""
+    return tuple(row[name] for name in ABOUT)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream, delimiter="\t"))
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Write a table, sorted by what its rows are about."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, delimiter="\t", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=identity))
+
+
+def main() -> int:
+    """Run what is missing in a table; 1 where a row is not clean."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--export", default="tiny_latent_moe")
+    parser.add_argument("--arch", default="sm_100a")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--edges", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    sweep = Sweep(given.export, given.arch, given.seeds, given.edges)
+    registry = load_registry(sweep.export)
+    digests = {dict(registry.program(key).closure_digest)[sweep.arch][:12] for key in decode_keys(registry, sweep.arch)}
+    # a row of a program whose text has changed since says nothing
+    rows = [row for row in read_rows(given.table) if row["export"] != sweep.export or row["digest"] in digests]
+    for row in rows_of(sweep, {identity(row) for row in rows if row["verdict"] == "clean"}):
+        rows.append(row)
+        write_rows(given.table, rows)
+        sys.stderr.write(f"{row['verdict']}  {row['key']}  T {row['tokens']}  {row['seconds']} s\n")
+    return int(any(row["verdict"] != "clean" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
