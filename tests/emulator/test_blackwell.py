@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ from emulator_sweep import Sweep, cases_of, rows_of, run_case
 from models import tiny_ragged_model
 
 from cakegen.emit import render_tree, write_tree
-from cakegen.emulator import Options
-from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator import Fault, Options, emulate_calls, load_program
+from cakegen.emulator.cases import Case, compare, emulate_case, make_operands
+from cakegen.emulator.translate import Program
 from cakegen.model import Target
 from cakegen.registry import Registry, load_registry
+from cakegen.runtime.validate import validate_front, validate_tail
 
+Loader = Callable[[Registry, str, str], Program]
 ARCH = "sm_100a"
 SCHEDULES = (("late", 0), ("random", 0))
 ONCE = Sweep("tiny_latent_moe", ARCH, 0, False)
@@ -68,6 +72,42 @@ def test_program_of_the_other_architecture_gives_the_same_bits(registry: Registr
         ]
         for name, value in outputs[0].items():
             assert torch.equal(value, outputs[1][name]), name
+
+
+def run_layers(registry: Registry, tokens: int, schedule: tuple[str, int], load: Loader | None = None) -> None:
+    """Two layers in one stream, every launch programmatic; the outputs must be right."""
+    model, first, second = registry.model, front(8, tokens), tail(8, tokens, 1, 3)
+    of_front, of_tail = make_operands(model, first), make_operands(model, second)
+    of_tail["shared_act"] = of_front["shared_act"]
+    calls = [
+        (validate_front(model, **of_front), first.plan(model)),
+        (validate_tail(model, **of_tail, tp=8, rank=3), second.plan(model)),
+    ]
+    emulate_calls(registry, [*calls, *calls], Options(*schedule, "wide"), overlap=True, load=load)
+    assert compare(model, first, of_front)[1] == []
+    assert compare(model, second, of_tail)[1] == []
+
+
+@pytest.mark.parametrize("schedule", [("late", 0), ("random", 1)], ids=str)
+@pytest.mark.parametrize("tokens", [8, 16, 128])
+def test_layers_that_overlap_are_clean(registry: Registry, tokens: int, schedule: tuple[str, int]) -> None:
+    """Every program waits before it touches what an earlier launch may still use."""
+    run_layers(registry, tokens, schedule)
+
+
+def test_producer_that_does_not_wait_for_the_front_is_reported(
+    registry: Registry, planted: Callable[..., Loader]
+) -> None:
+    broken = planted("    griddepcontrol_wait();\n    load_staged_rows", "    load_staged_rows")
+
+    def load(registry: Registry, key: str, arch: str) -> Program:
+        role = registry.program(key).role
+        return (broken if role == "decode_tail" else load_program)(registry, key, arch)
+
+    with pytest.raises(Fault) as caught:
+        run_layers(registry, 16, ("late", 0), load)
+    assert caught.value.kind in ("programmatic", "unwritten-read")
+    assert "shared_act" in caught.value.message
 
 
 def test_sweep_leaves_out_what_is_known_and_reports_what_is_wrong(
