@@ -181,12 +181,19 @@ class PrefillRules:
     norm_rows_per_cta: int
 
 
+MAX_ITER_PERCENT = 1000
+"""Of `HopperPrefillRules.narrow_iter_percent`. At this cost a narrow tile pays only where the ends of tiles cost many
+times their iterations."""
+
+
 @dataclass(frozen=True)
 class HopperPrefillRules:
     """Tile choices and costs of the Hopper prefill planner (T > decode's max_tokens).
 
     A pair of CTAs computes a tile of `2 * block_m` tokens by `block_n` weight rows in steps of `block_k` columns: a K
     iteration. Costs are counted in K iterations of one pair, so that they do not depend on the clock.
+
+    Costs are those of the tile's own kind.
 
     Parameters
     ----------
@@ -198,6 +205,14 @@ class HopperPrefillRules:
         Columns of a K iteration.
     num_stages
         K iterations that the ring in shared memory holds.
+    narrow_block_n, narrow_stages
+        Weight rows of a narrow tile, for grids that do not fill the device, and what its ring holds.
+    narrow_alternate
+        The two warpgroups of a CTA take turns with narrow tiles, so that only the last tile's end is not hidden behind
+        another's multiplications; else they share each tile, as they do a wide one.
+    narrow_iter_percent
+        What an iteration of a narrow tile costs, in percent of one of a wide tile. It multiplies
+        `narrow_block_n / block_n` as much, and reads the tokens as often again.
     raster_m_tiles
         Row tiles of `block_m` that pass a weight tile one after another, so that it is read from L2.
     epilogue_iters
@@ -217,6 +232,10 @@ class HopperPrefillRules:
     block_n: int
     block_k: int
     num_stages: int
+    narrow_block_n: int
+    narrow_stages: int
+    narrow_alternate: bool
+    narrow_iter_percent: int
     raster_m_tiles: int
     epilogue_iters: int
     stream_k_min_ipc: int

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from cakegen.model import DecodeRules, Family, HopperPrefillRules, Model, ModelDims, PrefillRules, Target
+from cakegen.model import (
+    MAX_ITER_PERCENT,
+    DecodeRules,
+    Family,
+    HopperPrefillRules,
+    Model,
+    ModelDims,
+    PrefillRules,
+    Target,
+)
 
 DECODE = DecodeRules(
     max_tokens=128,
@@ -74,6 +83,10 @@ PREFILL_SM90 = HopperPrefillRules(
     block_n=256,
     block_k=64,
     num_stages=4,
+    narrow_block_n=128,
+    narrow_stages=6,
+    narrow_alternate=True,
+    narrow_iter_percent=60,
     raster_m_tiles=16,
     epilogue_iters=4,
     stream_k_min_ipc=8,
@@ -104,6 +117,7 @@ TINY_PREFILL_CHANGES: dict[str, int] = {
     "fused_norm_rows_per_cta": 64,
 }
 TINY_PREFILL_SM90_CHANGES: dict[str, int] = {
+    "narrow_iter_percent": 64,
     "epilogue_iters": 0,
     "stream_k_min_ipc": 3,
     "stream_k_segment_cost": 0,
@@ -159,6 +173,18 @@ def tiny_model() -> Model:
         decode_sm90=dataclasses.replace(kimi.decode_sm90, **TINY_DECODE_CHANGES),
         prefill=dataclasses.replace(kimi.prefill, **TINY_PREFILL_CHANGES),
         prefill_sm90=dataclasses.replace(kimi.prefill_sm90, **TINY_PREFILL_SM90_CHANGES),
+    )
+
+
+def tiny_one_tile_models() -> tuple[Model, ...]:
+    """The tiny model with Hopper's wide prefill tiles only, and with the narrow ones only: all their ways to be cut.
+
+    The tiny model's tree holds the programs of both.
+    """
+    tiny = tiny_model()
+    return tuple(
+        dataclasses.replace(tiny, prefill_sm90=dataclasses.replace(tiny.prefill_sm90, narrow_iter_percent=percent))
+        for percent in (MAX_ITER_PERCENT, 1)
     )
 
 

@@ -36,7 +36,9 @@ def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
         No template, more shared memory than there is, or barriers over their bytes.
     """
     rules = model.prefill_sm90
-    barriers = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
+    barriers: tuple[tuple[str, int], ...] = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
+    if form.tile_groups == 1:
+        barriers += (("turn", MMA_WARPGROUPS),)
     smem_constants, total_bytes = _smem_constants(model, form)
     _refuse_wide(model, form, total_bytes)
     tail = form.stage == "tail"
@@ -70,10 +72,12 @@ def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
 def _summary(form: GemmForm) -> str:
     ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
     tile = f"{PAIR_CTAS * form.block_m} x {form.block_n}"
-    return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{ragged}"
+    turns = "" if form.tile_groups > 1 else ", warpgroups take turns"
+    return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{turns}{ragged}"
 
 
 def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant, ...]:
+    readers = form.tile_groups * WARPGROUP_WARPS * PAIR_CTAS
     a_bytes = form.block_m * rules.block_k * BF16_BYTES
     b_bytes = form.block_n * rules.block_k * BF16_BYTES
     return (
@@ -85,11 +89,13 @@ def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant
         Constant("kBlockM", form.block_m, "token rows of a CTA"),
         Constant("kBlockN", form.block_n, "weight rows of a pair tile"),
         Constant("kBlockK", rules.block_k, "elements of a K block: one 128-byte swizzled row"),
+        Constant("kTileGroups", form.tile_groups, "MMA warpgroups that share a tile; 1: they take turns"),
+        Constant("kGroupBlocks", MMA_WARPGROUPS // form.tile_groups, "blocks of 64 rows of a warpgroup's tile"),
         Constant("kNumStages", form.num_stages, "ring stages"),
         Constant("kStageABytes", a_bytes, "token rows of a stage"),
         Constant("kHalfBBytes", b_bytes // PAIR_CTAS, "weight rows that one CTA loads for both"),
         Constant("kStageBytes", a_bytes + b_bytes, "what stage_full expects: tokens and both halves of the weights"),
-        Constant("kEmptyArrivals", MMA_WARPS * PAIR_CTAS, "MMA warps of both CTAs"),
+        Constant("kEmptyArrivals", readers, "warps that read a stage, of both CTAs"),
         Constant("kRasterPairRows", rules.raster_m_tiles // PAIR_CTAS, "pair rows of a raster group"),
     )
 
@@ -137,7 +143,7 @@ def _refuse_wide(model: Model, form: GemmForm, total_bytes: int) -> None:
         raise EmitError(
             f"{model.name}: {form.stage} GEMM: 2 * {SWIZZLE_PERIOD_BYTES} bytes of barriers and flags + {stages} + "
             f"{MMA_WARPS} warps * {SLAB_BYTES} of output = {total_bytes} bytes of shared memory; sm_90a has {limit}. "
-            "Lower prefill_sm90.num_stages."
+            f"Lower the stages of tiles of {form.block_n} columns in prefill_sm90."
         )
 
 

@@ -6,6 +6,7 @@ them gives exactly the programs that a runtime can ask for.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from cakegen.emit.decode import decode_program, norm_program
 from cakegen.emit.gemm import gemm_program
 from cakegen.emit.program import ProgramSpec
 from cakegen.errors import EmitError
-from cakegen.model import DeviceFacts, Model
+from cakegen.model import MAX_ITER_PERCENT, DeviceFacts, Model
 from cakegen.plan import plan_route
 from cakegen.plan.records import DecodeForm, GemmForm, NormForm, Plan
 
@@ -97,6 +98,20 @@ def reached_plans(model: Model) -> Iterator[Plan]:
         for tp in target.tp_degrees:
             for sm_count in target.sm_counts:
                 yield from _plans(model, tp, counts, DeviceFacts.nominal(target.arch, sm_count))
+            if architecture(target.arch).family == "sm90" and counts and counts[-1] > model.decode.max_tokens:
+                device = DeviceFacts.nominal(target.arch, target.sm_counts[-1])
+                for each in _one_tile_models(model):
+                    yield from _plans(each, tp, counts[-1:], device)
+
+
+def _one_tile_models(model: Model) -> Iterator[Model]:
+    """The model with Hopper's wide prefill tiles only, and with the narrow ones only.
+
+    Which of them a plan takes depends on the pairs that are resident, and a device may hold fewer than its SMs allow.
+    """
+    for percent in (MAX_ITER_PERCENT, 1):
+        rules = dataclasses.replace(model.prefill_sm90, narrow_iter_percent=percent)
+        yield dataclasses.replace(model, prefill_sm90=rules)
 
 
 def _plans(model: Model, tp: int, counts: tuple[int, ...], device: DeviceFacts) -> Iterator[Plan]:

@@ -65,5 +65,6 @@ def _gemm_form(launch: Launch, form: GemmForm) -> Hashable:
         f"gemm_{form.stage}",
         ("block_n", form.block_n),
         ("num_stages", form.num_stages),
+        ("tile_groups", form.tile_groups),
         *(name for name, is_set in flags if is_set),
     )

@@ -10,6 +10,9 @@ Imports errors, arch, the model and the rest of `plan`; no torch, no pydantic, n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from cakegen.arch import INT32_MAX, architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, HopperPrefillRules, Model
@@ -18,7 +21,8 @@ from cakegen.plan.norm import norm_launch
 from cakegen.plan.records import GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
 from cakegen.plan.smem import BF16_BYTES
-from cakegen.plan.stream_k import plan_waves
+from cakegen.plan.stream_k import Cut, plan_waves
+from cakegen.plan.workspace import MMA_WARPGROUPS
 
 
 def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, device: DeviceFacts) -> Launches:
@@ -39,23 +43,29 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
     rules, dims = model.prefill_sm90, model.dims
     where = f"prefill front: TP {tp}"
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
-    router_tiles, latent_tiles = -(-dims.experts // rules.block_n), -(-dims.latent // rules.block_n)
-    # a shared tile is half gate columns and half the matching up columns
-    shared_tiles = -(-i_local // (rules.block_n // 2))
+    num_k = exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K iteration")
+
+    def columns(block_n: int) -> tuple[int, int, int]:
+        # a shared tile is half gate columns and half the matching up columns
+        return -(-dims.experts // block_n), -(-dims.latent // block_n), -(-i_local // (block_n // 2))
+
+    tile, cut, tile_rule = _choose_tile(lambda block_n: sum(columns(block_n)), num_k, tokens, rules, device)
+    router_tiles, latent_tiles, shared_tiles = columns(tile.block_n)
     n_tiles = router_tiles + latent_tiles + shared_tiles
     form = _form(
         "front",
         tp,
         rules,
-        num_k=exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K iteration"),
+        tile,
+        num_k=num_k,
         k1_ragged_cols=0,
         constants=(("I_LOCAL", i_local), ("N_TILES", n_tiles), ("S_TILES", shared_tiles)),
     )
-    key = f"front:i{i_local}{architecture(device.arch).key_suffix}"
-    launch, why = _gemm_launch(key, form, n_tiles, tokens, model, device)
-    tiles = f"{router_tiles} router + {latent_tiles} latent + {shared_tiles} shared tiles of {rules.block_n} columns"
+    key = f"front:i{i_local}{_spell_tile(form, rules)}{architecture(device.arch).key_suffix}"
+    launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, device)
+    tiles = f"{router_tiles} router + {latent_tiles} latent + {shared_tiles} shared tiles of {tile.block_n} columns"
     iterations = Rule("num_k", form.num_k, f"{dims.hidden} hidden columns / {rules.block_k}")
-    return (launch,), (Rule("n_tiles", n_tiles, tiles), iterations, *why)
+    return (launch,), (tile_rule, Rule("n_tiles", n_tiles, tiles), iterations, *why)
 
 
 def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
@@ -66,23 +76,30 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
     whole, rest = divmod(latent_slice, rules.block_k)
     up = whole + (rest > 0)
     down = exact(i_local, rules.block_k, where, "shared_intermediate / TP", "columns of a K iteration")
-    n_tiles = -(-dims.hidden // rules.block_n)
+
+    def columns(block_n: int) -> int:
+        return -(-dims.hidden // block_n)
+
+    tile, cut, tile_rule = _choose_tile(columns, up + down, tokens, rules, device)
+    n_tiles = columns(tile.block_n)
     form = _form(
         "tail",
         tp,
         rules,
+        tile,
         num_k=up + down,
         k1_ragged_cols=rest,
         constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
     )
     ragged = f"kt{form.k1_ragged_cols}" if form.k1_ragged_cols else ""
-    key = f"tail_gemm:tp{tp}{ragged}{architecture(device.arch).key_suffix}"
-    launch, why = _gemm_launch(key, form, n_tiles, tokens, model, device)
+    key = f"tail_gemm:tp{tp}{ragged}{_spell_tile(form, rules)}{architecture(device.arch).key_suffix}"
+    launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, device)
     slice_rule = f"{latent_slice} latent columns a rank = {whole} * {rules.block_k} + {rest}"
-    columns = Rule("n_tiles", n_tiles, f"ceil({dims.hidden} hidden columns / {rules.block_n})")
+    tiles = Rule("n_tiles", n_tiles, f"ceil({dims.hidden} hidden columns / {tile.block_n})")
     iterations = Rule("num_k", up + down, f"{down} shared-down iterations, then {up} of the latent slice")
     return (norm_launch(model, tokens, True, device), launch), (
-        columns,
+        tile_rule,
+        tiles,
         iterations,
         Rule("k1_ragged_cols", form.k1_ragged_cols, slice_rule),
         *why,
@@ -90,10 +107,53 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
     )
 
 
+@dataclass(frozen=True)
+class _Tile:
+    """One way to lay out a GEMM: tile width, ring, warpgroups that share a tile, cost of an iteration (wide: 100)."""
+
+    block_n: int
+    num_stages: int
+    tile_groups: int
+    iter_percent: int
+
+
+def _choose_tile(
+    n_tiles_of: Callable[[int], int], num_k: int, tokens: int, rules: HopperPrefillRules, device: DeviceFacts
+) -> tuple[_Tile, Cut, Rule]:
+    """The tile whose plan costs least, with its cut; the wide one where both cost the same."""
+    pair_rows = m_tiles_of(rules.block_m, tokens) // 2
+    choices = []
+    for tile in _tiles(rules):
+        count, hidden = pair_rows * n_tiles_of(tile.block_n), tile.tile_groups < MMA_WARPGROUPS
+        choices.append((tile, plan_waves(count, num_k, device.resident_pairs, rules, hidden=hidden)))
+    tile, cut = min(choices, key=lambda choice: choice[0].iter_percent * choice[1].cost)
+    reason = " against ".join(
+        f"{cut.cost} iterations * {tile.iter_percent} % with {tile.block_n} columns" for tile, cut in choices
+    )
+    return tile, cut, Rule("block_n", tile.block_n, reason)
+
+
+def _tiles(rules: HopperPrefillRules) -> tuple[_Tile, ...]:
+    """The wide tile, then the narrow one."""
+    groups = 1 if rules.narrow_alternate else MMA_WARPGROUPS
+    return (
+        _Tile(rules.block_n, rules.num_stages, MMA_WARPGROUPS, 100),
+        _Tile(rules.narrow_block_n, rules.narrow_stages, groups, rules.narrow_iter_percent),
+    )
+
+
+def _spell_tile(form: GemmForm, rules: HopperPrefillRules) -> str:
+    """What a key says of a tile that is not the wide one."""
+    if form.block_n == rules.block_n:
+        return ""
+    return f"s{form.num_stages}n{form.block_n}" + ("p1" if form.tile_groups == 1 else "")
+
+
 def _form(
     stage: str,
     tp: int,
     rules: HopperPrefillRules,
+    tile: _Tile,
     *,
     num_k: int,
     k1_ragged_cols: int,
@@ -103,28 +163,28 @@ def _form(
         stage=stage,
         tp=tp,
         block_m=rules.block_m,
-        block_n=rules.block_n,
+        block_n=tile.block_n,
         num_k=num_k,
-        num_stages=rules.num_stages,
+        num_stages=tile.num_stages,
         evict_first=False,
         fused_norm=False,
         staged_store=True,
         k1_ragged_cols=k1_ragged_cols,
         constants=constants,
+        tile_groups=tile.tile_groups,
     )
 
 
 def _gemm_launch(
-    key: str, form: GemmForm, n_tiles: int, tokens: int, model: Model, device: DeviceFacts
+    key: str, form: GemmForm, n_tiles: int, cut: Cut, tokens: int, model: Model, device: DeviceFacts
 ) -> tuple[Launch, tuple[Rule, ...]]:
     """The persistent GEMM over `n_tiles` columns of tiles, and why its parameters are what they are."""
     rules, resident = model.prefill_sm90, device.resident_pairs
     m_tiles = m_tiles_of(rules.block_m, tokens)
-    tiles = m_tiles // 2 * n_tiles
     where = f"{model.name} prefill {form.stage}: TP {form.tp}, T = {tokens} on {device.arch}"
     _refuse_wide(where, m_tiles, n_tiles, rules)
-    ring = _ring_rule(where, rules, device)
-    split = plan_waves(tiles, form.num_k, resident, rules)
+    ring = _ring_rules(where, rules, device)[form.block_n]
+    split = cut.split
     clusters = min(split.num_items, resident)
     launch = Launch(key, (2 * clusters, 1, 1), gemm_parameters(m_tiles, split), form)
     grid = f"2 CTAs * min({split.num_items} items, {resident} resident pairs)"
@@ -144,16 +204,21 @@ def _refuse_wide(where: str, m_tiles: int, n_tiles: int, rules: HopperPrefillRul
             )
 
 
-def _ring_rule(where: str, rules: HopperPrefillRules, device: DeviceFacts) -> Rule:
-    """The ring against shared memory; barriers and the staged store go beside it, which the emitter lays out."""
-    stage = (rules.block_m + rules.block_n) * rules.block_k * BF16_BYTES
-    limit = device.max_dynamic_smem_bytes
-    arithmetic = f"{rules.num_stages} stages * {stage} bytes = {rules.num_stages * stage} of {limit}"
-    if rules.num_stages * stage > limit:
-        raise PlanError(
-            f"{where}: the ring does not fit: {arithmetic}. Set prefill_sm90.num_stages to {limit // stage} at most."
-        )
-    return Rule("num_stages", rules.num_stages, arithmetic)
+def _ring_rules(where: str, rules: HopperPrefillRules, device: DeviceFacts) -> dict[int, Rule]:
+    """The ring of each tile width against shared memory, whichever tile is taken.
+
+    Barriers and the staged store go beside it, which the emitter lays out.
+    """
+    limit, found = device.max_dynamic_smem_bytes, {}
+    for tile, field in zip(_tiles(rules), ("num_stages", "narrow_stages"), strict=True):
+        stage = (rules.block_m + tile.block_n) * rules.block_k * BF16_BYTES
+        arithmetic = f"{tile.num_stages} stages * {stage} bytes = {tile.num_stages * stage} of {limit}"
+        if tile.num_stages * stage > limit:
+            raise PlanError(
+                f"{where}: the ring does not fit: {arithmetic}. Set prefill_sm90.{field} to {limit // stage} at most."
+            )
+        found[tile.block_n] = Rule("num_stages", tile.num_stages, arithmetic)
+    return found
 
 
 def _trigger_rule() -> Rule:

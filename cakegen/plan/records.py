@@ -112,6 +112,9 @@ class GemmForm:
         tail: columns of the latent slice in its last K iteration, where they do not fill it (0: they do).
     constants
         Compile-line constants, where several keys share one program.
+    tile_groups
+        Warpgroups of a CTA that share each tile. Hopper has two that multiply: with 1 they take turns, each with whole
+        tiles, so that one stores while the other multiplies.
     """
 
     stage: str
@@ -125,6 +128,7 @@ class GemmForm:
     staged_store: bool
     k1_ragged_cols: int
     constants: tuple[tuple[str, int], ...]
+    tile_groups: int = 2
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class CutCosts:
         Most segments of a tile.
     epilogue
         The end of each piece: of a whole tile, or of an item's part of a tile.
+    epilogues_hidden
+        All ends but the last run while the next piece is multiplied.
     segment
         Each segment of a tile after the first.
     min_saving
@@ -68,8 +70,13 @@ class CutCosts:
     min_ipc: int
     max_segments: int
     epilogue: int
+    epilogues_hidden: bool
     segment: int
     min_saving: int
+
+    def ends(self, pieces: int) -> int:
+        """What the ends of pieces that one pair runs cost."""
+        return self.epilogue * (min(pieces, 1) if self.epilogues_hidden else pieces)
 
 
 @dataclass(frozen=True)
@@ -150,31 +157,35 @@ def plan_stream_k(tiles: int, num_k: int, reuse: int, resident: int, rules: Pref
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_waves(tiles: int, num_k: int, resident: int, rules: HopperPrefillRules) -> Split:
+def plan_waves(tiles: int, num_k: int, resident: int, rules: HopperPrefillRules, *, hidden: bool) -> Cut:
     """Hopper's rule, for both GEMMs: a ladder from whole tiles to wider cuts, each rung of which must pay.
 
     Parameters
     ----------
     tiles, num_k, resident
         As in `plan_halves`.
+    hidden
+        As `CutCosts.epilogues_hidden`.
     """
     waves, rem = divmod(tiles, resident)
+    costs = _hopper_costs(rules, hidden)
+    whole = whole_cost(tiles, num_k, resident, costs)
+
+    def uncut(reason: str) -> Cut:
+        return Cut(whole, whole_tiles(tiles, num_k, reason))
+
     if rem == 0:
-        return whole_tiles(tiles, num_k, f"{tiles} tiles are {waves} full waves of {resident}")
-    costs = _hopper_costs(rules)
+        return uncut(f"{tiles} tiles are {waves} full waves of {resident}")
     # 1. whole tiles; 2. the trailing wave is cut; 3. with it the wave before, for which the workspace is far larger
     cuts = [rem] if waves == 0 else [rem, rem + resident]
-    whole = whole_cost(tiles, num_k, resident, costs)
     found = [option for cut in cuts if (option := cheapest_cut(tiles, cut, num_k, resident, costs)) is not None]
     if not found:
-        return whole_tiles(tiles, num_k, f"no cut of {cuts} tiles keeps {costs.max_segments} segments a tile")
+        return uncut(f"no cut of {cuts} tiles keeps {costs.max_segments} segments a tile")
     least, chosen = whole, None
     for option in found:
         if least - option.cost >= costs.min_saving:
-            least, chosen = option.cost, option.split
-    if chosen is None:
-        return whole_tiles(tiles, num_k, _no_saving(min(option.cost for option in found), whole, costs))
-    return chosen
+            least, chosen = option.cost, option
+    return chosen or uncut(_no_saving(min(option.cost for option in found), whole, costs))
 
 
 def _no_saving(cost: int, whole: int, costs: CutCosts) -> str:
@@ -187,16 +198,18 @@ def _sm100_costs(rules: PrefillRules) -> CutCosts:
         min_ipc=rules.stream_k_min_ipc,
         max_segments=rules.stream_k_max_segments,
         epilogue=0,
+        epilogues_hidden=True,
         segment=rules.stream_k_segment_cost,
         min_saving=rules.stream_k_min_saving,
     )
 
 
-def _hopper_costs(rules: HopperPrefillRules) -> CutCosts:
+def _hopper_costs(rules: HopperPrefillRules, hidden: bool) -> CutCosts:
     return CutCosts(
         min_ipc=rules.stream_k_min_ipc,
         max_segments=rules.stream_k_max_segments,
         epilogue=rules.epilogue_iters,
+        epilogues_hidden=hidden,
         segment=rules.stream_k_segment_cost,
         min_saving=rules.stream_k_min_saving,
     )
@@ -204,7 +217,8 @@ def _hopper_costs(rules: HopperPrefillRules) -> CutCosts:
 
 def whole_cost(tiles: int, num_k: int, resident: int, costs: CutCosts) -> int:
     """What whole tiles cost: every wave, the trailing one included, takes a tile's time."""
-    return -(-tiles // resident) * (num_k + costs.epilogue)
+    waves = -(-tiles // resident)
+    return waves * num_k + costs.ends(waves)
 
 
 def max_segments(cut_tiles: int, num_k: int, ipc: int) -> int:
@@ -226,7 +240,7 @@ def cheapest_cut(tiles: int, cut: int, num_k: int, resident: int, costs: CutCost
         None where every way leaves a tile with too many segments, or an item with too few iterations.
     """
     total, full_items = cut * num_k, tiles - cut
-    full_cost = whole_cost(full_items, num_k, resident, costs)
+    waves = -(-full_items // resident)
     best: tuple[int, int, int] | None = None
     seen_ipc = 0
     for runs in range(min(resident, total // costs.min_ipc), 0, -1):
@@ -235,13 +249,13 @@ def cheapest_cut(tiles: int, cut: int, num_k: int, resident: int, costs: CutCost
             continue
         seen_ipc = ipc
         # items only grow from here on
-        if best is not None and full_cost + ipc + costs.epilogue >= best[0]:
+        if best is not None and waves * num_k + ipc + costs.ends(waves + 1) >= best[0]:
             break
         segments = max_segments(cut, num_k, ipc)
         if segments > costs.max_segments:
             continue
         pieces = max_pieces(total, num_k, ipc)
-        cost = full_cost + ipc + costs.epilogue * pieces + costs.segment * (segments - 1)
+        cost = waves * num_k + ipc + costs.ends(waves + pieces) + costs.segment * (segments - 1)
         if best is None or cost < best[0]:
             best = (cost, ipc, segments)
     if best is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cakegen.plan.records import DecodeForm, GemmForm, Launch
 
 PAIR_CTAS = 2
-# Each warpgroup of a CTA hands over its own half of the sums, and so counts its own arrivals.
+# Each warpgroup of a CTA hands over its own rows' sums, and so counts its own arrivals.
 MMA_WARPGROUPS = 2
 
 
@@ -24,11 +24,11 @@ def partials_elems(launch: Launch) -> int:
 def control_words(launch: Launch) -> int:
     """int32 words that are zero before and after each launch.
 
-    A GEMM counts the arrivals of segments, `[cut tiles, 2 CTAs, 2 warpgroups]`; a decode tail whose CTAs wait for each
-    other's normalised rows counts those with one word.
+    A GEMM counts the arrivals of segments, `[cut tiles, 2 CTAs, warpgroups of a tile]`; a decode tail whose CTAs wait
+    for each other's normalised rows counts those with one word.
     """
     if isinstance(launch.form, GemmForm):
-        return _cut_tiles(launch, launch.form) * PAIR_CTAS * MMA_WARPGROUPS
+        return _cut_tiles(launch, launch.form) * PAIR_CTAS * launch.form.tile_groups
     return int(isinstance(launch.form, DecodeForm) and launch.form.needs_residency)
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cakegen.model import MAX_ITER_PERCENT
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,47}$")]
 ArchName = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[a-z]?$")]
 TemplatePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(/[A-Za-z0-9_.]+)+$")]
@@ -148,6 +150,10 @@ class PrefillSm90Section(Section):
     block_n: Annotated[int, Field(ge=256, le=256, description="wgmma's largest N, and half of it a rank to load")]
     block_k: ChunkWidth
     num_stages: Stages
+    narrow_block_n: Annotated[int, Field(ge=128, le=128, description="half of it is the 64 gate rows of a shared tile")]
+    narrow_stages: Stages
+    narrow_alternate: bool
+    narrow_iter_percent: Annotated[int, Field(ge=1, le=MAX_ITER_PERCENT)]
     raster_m_tiles: Annotated[int, Field(ge=2, le=2**20, multiple_of=2, description="a pair of CTAs has two row tiles")]
     epilogue_iters: Count
     stream_k_min_ipc: Positive

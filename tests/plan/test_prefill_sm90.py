@@ -10,7 +10,7 @@ import pytest
 from models import tiny_model
 
 from cakegen.errors import PlanError
-from cakegen.model import DeviceFacts, Model
+from cakegen.model import MAX_ITER_PERCENT, DeviceFacts, Model
 from cakegen.plan import GemmForm, Launch, NormForm, plan_route
 
 TPS = (1, 2, 4, 8, 16)
@@ -18,7 +18,10 @@ SM_COUNTS = (32, 78, 114, 132)
 EDGES = {edge + step for edge in range(128, 16385, 128) for step in (-1, 0, 1)}
 TOKENS = tuple(sorted(t for t in EDGES | set(range(129, 16385, 97)) if 129 <= t <= 16384))
 K_ITERATIONS = {"front": dict.fromkeys(TPS, 112), "tail": {1: 152, 2: 76, 4: 38, 8: 19, 16: 10}}
-N_TILES = {"front": {1: 66, 2: 42, 4: 30, 8: 24, 16: 21}, "tail": dict.fromkeys(TPS, 28)}
+N_TILES = {
+    256: {"front": {1: 66, 2: 42, 4: 30, 8: 24, 16: 21}, "tail": dict.fromkeys(TPS, 28)},
+    128: {"front": {1: 131, 2: 83, 4: 59, 8: 47, 16: 41}, "tail": dict.fromkeys(TPS, 56)},
+}
 
 
 def launches(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) -> tuple[Launch, ...]:
@@ -27,6 +30,15 @@ def launches(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int
 
 def gemm_of(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) -> Launch:
     return launches(model, device, stage, tp, tokens)[-1]
+
+
+def form_of_gemm(gemm: Launch) -> GemmForm:
+    assert isinstance(gemm.form, GemmForm)
+    return gemm.form
+
+
+def with_rules(model: Model, **changes: int) -> Model:
+    return dataclasses.replace(model, prefill_sm90=dataclasses.replace(model.prefill_sm90, **changes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +84,10 @@ def check_cut(parameters: dict[str, int], tiles: int, num_k: int) -> None:
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
 @pytest.mark.parametrize("stage", ["front", "tail"])
-def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_count: int) -> None:
+@pytest.mark.parametrize("block_n", [128, 256])
+def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_count: int, block_n: int) -> None:
     device = DeviceFacts.nominal("sm_90a", sm_count)
+    kimi = with_rules(kimi, narrow_iter_percent=1 if block_n == 128 else MAX_ITER_PERCENT)
     rules = kimi.prefill_sm90
     for tp in TPS:
         num_k = K_ITERATIONS[stage][tp]
@@ -84,7 +98,8 @@ def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_cou
                 continue
             checked.add(gemm.parameters)
             parameters = dict(gemm.parameters)
-            tiles = parameters["m_tiles"] // 2 * N_TILES[stage][tp]
+            assert form_of_gemm(gemm).block_n == block_n
+            tiles = parameters["m_tiles"] // 2 * N_TILES[block_n][stage][tp]
             clusters = gemm.grid_ctas[0] // 2
             assert gemm.grid_ctas == (2 * min(parameters["num_items"], sm_count // 2), 1, 1)
             assert 1 <= parameters["sk_max_seg"] <= rules.stream_k_max_segments
@@ -109,11 +124,16 @@ def test_small_model_keeps_its_iterations_too() -> None:
             for tp in TPS:
                 for tokens in range(256, 8193, 256):
                     gemm = gemm_of(model, device, stage, tp, tokens)
-                    assert isinstance(gemm.form, GemmForm)
                     parameters = dict(gemm.parameters)
                     num_k = 8 if stage == "front" else -(-512 // tp // 64) + 16 // tp
-                    n_tiles = 4 + -(-1024 // tp // 128) if stage == "front" else 2
-                    assert gemm.form.num_k == num_k
+                    form = form_of_gemm(gemm)
+                    n_tiles = {
+                        ("front", 256): 4 + -(-1024 // tp // 128),
+                        ("front", 128): 7 + 1024 // tp // 64,
+                        ("tail", 256): 2,
+                        ("tail", 128): 4,
+                    }[stage, form.block_n]
+                    assert form.num_k == num_k
                     if parameters["sk_total"]:
                         check_cut(parameters, parameters["m_tiles"] // 2 * n_tiles, num_k)
 
@@ -125,26 +145,27 @@ def test_row_tiles_hold_the_tokens(kimi: Model, h200: DeviceFacts) -> None:
         assert (m_tiles - 2) * 128 < tokens <= m_tiles * 128
 
 
-# (stage, TP, T) -> num_items, full_items, sk_ipc, sk_max_seg, cut tiles, grid in CTAs; at 132 SMs, so 66 pairs
+# (stage, TP, T) -> columns of a tile, num_items, full_items, sk_ipc, sk_max_seg, cut tiles, grid in CTAs; 66 pairs
 EXAMPLES = {
-    ("front", 1, 256): (66, 66, 112, 1, 0, 132),
-    ("front", 1, 512): (132, 132, 112, 1, 0, 132),
-    ("front", 1, 4096): (1056, 1056, 112, 1, 0, 132),
-    ("front", 8, 256): (66, 0, 41, 4, 24, 132),
-    ("front", 8, 512): (64, 0, 84, 2, 48, 128),
-    ("front", 8, 1024): (126, 66, 56, 2, 30, 132),
-    ("front", 8, 2048): (192, 192, 112, 1, 0, 132),
-    ("front", 8, 4096): (396, 330, 92, 3, 54, 132),
-    ("tail", 1, 256): (56, 0, 76, 2, 28, 112),
-    ("tail", 1, 512): (66, 0, 129, 3, 56, 132),
-    ("tail", 1, 1024): (132, 66, 106, 3, 46, 132),
-    ("tail", 1, 2048): (198, 132, 212, 2, 92, 132),
-    ("tail", 1, 4096): (462, 396, 120, 3, 52, 132),
-    ("tail", 8, 256): (28, 28, 19, 1, 0, 56),
-    ("tail", 8, 512): (56, 56, 19, 1, 0, 112),
-    ("tail", 8, 4096): (448, 448, 19, 1, 0, 132),
-    ("tail", 8, 16384): (1782, 1716, 22, 2, 76, 132),
-    ("tail", 16, 256): (28, 28, 10, 1, 0, 56),
+    ("front", 1, 256): (256, 66, 66, 112, 1, 0, 132),
+    ("front", 1, 512): (256, 132, 132, 112, 1, 0, 132),
+    ("front", 1, 4096): (256, 1056, 1056, 112, 1, 0, 132),
+    ("front", 8, 256): (128, 66, 0, 80, 3, 47, 132),
+    ("front", 8, 512): (256, 64, 0, 84, 2, 48, 128),
+    ("front", 8, 1024): (256, 126, 66, 56, 2, 30, 132),
+    ("front", 8, 2048): (256, 192, 192, 112, 1, 0, 132),
+    ("front", 8, 4096): (256, 396, 330, 92, 3, 54, 132),
+    ("tail", 1, 256): (256, 56, 0, 76, 2, 28, 112),
+    ("tail", 1, 512): (256, 66, 0, 129, 3, 56, 132),
+    ("tail", 1, 1024): (256, 132, 66, 106, 3, 46, 132),
+    ("tail", 1, 2048): (256, 198, 132, 212, 2, 92, 132),
+    ("tail", 1, 4096): (256, 462, 396, 120, 3, 52, 132),
+    ("tail", 8, 256): (128, 56, 56, 19, 1, 0, 112),
+    ("tail", 8, 512): (256, 56, 56, 19, 1, 0, 112),
+    ("tail", 8, 4096): (256, 448, 448, 19, 1, 0, 132),
+    ("tail", 8, 2048): (128, 448, 448, 19, 1, 0, 132),
+    ("tail", 8, 16384): (128, 3564, 3498, 25, 2, 86, 132),
+    ("tail", 16, 256): (128, 56, 56, 10, 1, 0, 112),
 }
 
 
@@ -155,7 +176,7 @@ def test_plan_gives_the_pinned_items(kimi: Model, h200: DeviceFacts, request_sha
     parameters = dict(gemm.parameters)
     cut = parameters["sk_total"] // K_ITERATIONS[stage][tp]
     found = tuple(parameters[name] for name in ("num_items", "full_items", "sk_ipc", "sk_max_seg"))
-    assert (*found, cut, gemm.grid_ctas[0]) == EXAMPLES[request_shape]
+    assert (form_of_gemm(gemm).block_n, *found, cut, gemm.grid_ctas[0]) == EXAMPLES[request_shape]
     assert list(parameters) == ["m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg", "sk_total"]
 
 
@@ -167,14 +188,15 @@ def test_keys_name_the_rank_and_the_architecture(kimi: Model, h200: DeviceFacts,
         for tokens in TOKENS
     }
     ragged = "kt32" if tp == 16 else ""
-    assert reached == {
-        (f"front:i{6144 // tp}@sm_90a",),
-        ("tail_norm:e1@sm_90a", f"tail_gemm:tp{tp}{ragged}@sm_90a"),
-    }
+    heads = (f"front:i{6144 // tp}", f"tail_gemm:tp{tp}{ragged}")
+    wide = {f"{head}@sm_90a" for head in heads}
+    assert {keys[-1] for keys in reached} >= wide
+    assert {keys[-1] for keys in reached} <= wide | {f"{head}s6n128p1@sm_90a" for head in heads}
+    assert {keys[:-1] for keys in reached} == {(), ("tail_norm:e1@sm_90a",)}
 
 
 def test_front_form_has_its_constants(kimi: Model, h200: DeviceFacts) -> None:
-    form = gemm_of(kimi, h200, "front", 16, 300).form
+    form = gemm_of(with_rules(kimi, narrow_iter_percent=MAX_ITER_PERCENT), h200, "front", 16, 300).form
     # 896 experts are 3.5 tiles of 256; 384 shared columns are 3 of 128
     assert form == GemmForm(
         stage="front",
@@ -188,7 +210,31 @@ def test_front_form_has_its_constants(kimi: Model, h200: DeviceFacts) -> None:
         staged_store=True,
         k1_ragged_cols=0,
         constants=(("I_LOCAL", 384), ("N_TILES", 4 + 14 + 3), ("S_TILES", 3)),
+        tile_groups=2,
     )
+
+
+@pytest.mark.parametrize(("alternate", "groups", "mark"), [(True, 1, "p1"), (False, 2, "")])
+def test_narrow_form_follows_the_export(
+    kimi: Model, h200: DeviceFacts, alternate: bool, groups: int, mark: str
+) -> None:
+    model = with_rules(kimi, narrow_iter_percent=1, narrow_alternate=alternate, narrow_stages=5)
+    gemm = gemm_of(model, h200, "front", 16, 300)
+    form = form_of_gemm(gemm)
+    assert gemm.key == f"front:i384s5n128{mark}@sm_90a"
+    assert (form.block_n, form.num_stages, form.tile_groups) == (128, 5, groups)
+    # 896 experts, 3584 latent columns in 128s; 64 gate and 64 up rows a shared tile
+    assert form.constants == (("I_LOCAL", 384), ("N_TILES", 7 + 28 + 6), ("S_TILES", 6))
+
+
+def test_the_cheaper_tile_is_taken(kimi: Model, h200: DeviceFacts) -> None:
+    """TP 8, 256 tokens: 28 wide tiles or 56 narrow ones, one wave of 19 iterations and an end of 4 either way."""
+    plan = plan_route(kimi, stage="tail", tp=8, tokens=256, partials=1, device=h200)
+    (rule,) = (rule for rule in plan.rules if rule.field == "block_n")
+    assert rule.value == 128
+    assert rule.reason == "23 iterations * 100 % with 256 columns against 23 iterations * 60 % with 128 columns"
+    same = with_rules(kimi, narrow_iter_percent=100)
+    assert form_of_gemm(gemm_of(same, h200, "tail", 8, 256)).block_n == 256
 
 
 @pytest.mark.parametrize(("tp", "up", "down", "ragged"), [(1, 56, 96, 0), (8, 7, 12, 0), (16, 4, 6, 32)])
@@ -201,7 +247,7 @@ def test_tail_form_has_its_constants(kimi: Model, h200: DeviceFacts, tp: int, up
 
 def test_ragged_tiles_are_planned(kimi: Model, h200: DeviceFacts) -> None:
     dims = dataclasses.replace(kimi.dims, hidden=7104, latent=3600, experts=900, shared_intermediate=6400)
-    odd = dataclasses.replace(kimi, dims=dims)
+    odd = with_rules(dataclasses.replace(kimi, dims=dims), narrow_iter_percent=MAX_ITER_PERCENT)
     front = gemm_of(odd, h200, "front", 4, 300).form
     tail = gemm_of(odd, h200, "tail", 4, 300).form
     assert isinstance(front, GemmForm)
@@ -230,9 +276,11 @@ def test_every_decision_names_its_rule(kimi: Model, h200: DeviceFacts, stage: st
     plan = plan_route(kimi, stage=stage, tp=16, tokens=300, partials=1, device=h200)
     gemm = plan.launches[-1]
     extra = {"k1_ragged_cols", "norm.early_trigger"} if stage == "tail" else set()
-    chosen = {"n_tiles", "num_k", "num_stages", "grid_ctas"} | extra
+    chosen = {"block_n", "n_tiles", "num_k", "num_stages", "grid_ctas"} | extra
     assert {rule.field for rule in plan.rules} == chosen | {name for name, _ in gemm.parameters}
-    values = {**dict(gemm.parameters), "num_k": K_ITERATIONS[stage][16], "num_stages": 4, "n_tiles": N_TILES[stage][16]}
+    form = form_of_gemm(gemm)
+    values = {**dict(gemm.parameters), "num_k": K_ITERATIONS[stage][16], "block_n": form.block_n}
+    values |= {"num_stages": form.num_stages, "n_tiles": N_TILES[form.block_n][stage][16]}
     values |= {"grid_ctas": gemm.grid_ctas[0], "k1_ragged_cols": 32, "norm.early_trigger": True}
     for rule in plan.rules:
         assert rule.value == values[rule.field]
@@ -259,10 +307,11 @@ def test_a_device_without_pairs_is_refused(kimi: Model, h200: DeviceFacts) -> No
 
 
 def test_a_ring_over_shared_memory_is_refused(kimi: Model, h200: DeviceFacts) -> None:
-    deep = dataclasses.replace(kimi, prefill_sm90=dataclasses.replace(kimi.prefill_sm90, num_stages=5))
-    arithmetic = r"5 stages \* 49152 bytes = 245760 of 232448"
-    with pytest.raises(PlanError, match=rf"{arithmetic}\. Set prefill_sm90\.num_stages to 4 at most"):
-        gemm_of(deep, h200, "front", 8, 129)
+    for field, stages, stage_bytes, most in (("num_stages", 5, 49152, 4), ("narrow_stages", 8, 32768, 7)):
+        deep = with_rules(kimi, **{field: stages})
+        arithmetic = rf"{stages} stages \* {stage_bytes} bytes = {stages * stage_bytes} of 232448"
+        with pytest.raises(PlanError, match=rf"{arithmetic}\. Set prefill_sm90\.{field} to {most} at most"):
+            gemm_of(deep, h200, "front", 8, 129)
 
 
 @pytest.mark.parametrize(

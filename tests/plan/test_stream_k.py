@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cakegen.model import Model
+from cakegen.model import HopperPrefillRules, Model
 from cakegen.plan.stream_k import Split, max_pieces, max_segments, plan_halves, plan_stream_k, plan_waves
 
 RESIDENT = 74
@@ -117,33 +117,37 @@ def test_tail_takes_the_cheapest_cut(kimi: Model) -> None:
 HOPPER_RESIDENT = 66
 
 
+def split_waves(tiles: int, num_k: int, resident: int, rules: HopperPrefillRules) -> Split:
+    return plan_waves(tiles, num_k, resident, rules, hidden=False).split
+
+
 def test_waves_are_cut_at_the_modelled_cost(kimi: Model) -> None:
     # 41 iterations, 4 for each of 2 pieces' ends, 4 for each of 3 further segments; whole: 112 and one end
-    split = plan_waves(24, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
+    split = split_waves(24, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
     assert (split.num_items, split.sk_ipc, split.sk_max_seg) == (66, 41, 4)
     assert "cost 61 instead of 116, saves 55 (at least 6)" in split.reason
 
 
 def test_waves_stay_whole_where_a_cut_saves_too_little(kimi: Model) -> None:
     rules = kimi.prefill_sm90
-    split = plan_waves(192, 112, HOPPER_RESIDENT, rules)
+    split = split_waves(192, 112, HOPPER_RESIDENT, rules)
     assert (split.num_items, split.sk_total) == (192, 0)
     assert split.reason == "the cheapest cut costs 346 of 348 iterations: saves 2, under 6"
-    assert plan_waves(192, 112, HOPPER_RESIDENT, dataclasses.replace(rules, stream_k_min_saving=2)).sk_total
+    assert split_waves(192, 112, HOPPER_RESIDENT, dataclasses.replace(rules, stream_k_min_saving=2)).sk_total
 
 
 def test_full_waves_stay_whole(kimi: Model) -> None:
-    split = plan_waves(132, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
+    split = split_waves(132, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
     assert (split.num_items, split.sk_total) == (132, 0)
     assert split.reason == "132 tiles are 2 full waves of 66"
 
 
 def test_wider_cut_must_pay_for_its_workspace(kimi: Model) -> None:
     # 96 tiles: 30 trailing ones as halves cost 180, all 96 together 179
-    narrow = plan_waves(96, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
+    narrow = split_waves(96, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
     assert (narrow.full_items, narrow.sk_ipc) == (66, 56)
     cheapest = dataclasses.replace(kimi.prefill_sm90, stream_k_min_saving=1)
-    wide = plan_waves(96, 112, HOPPER_RESIDENT, cheapest)
+    wide = split_waves(96, 112, HOPPER_RESIDENT, cheapest)
     assert (wide.full_items, wide.sk_ipc) == (0, 163)
 
 
@@ -151,21 +155,30 @@ def test_end_of_a_piece_makes_crossing_items_dearer(kimi: Model) -> None:
     # 41 + 2 ends + 3 segments against 56 + 1 end + 1 segment: aligned halves are cheaper from ends of 8 iterations on
     rules = kimi.prefill_sm90
     for ends, ipc in ((7, 41), (8, 56), (20, 56)):
-        assert plan_waves(24, 112, HOPPER_RESIDENT, dataclasses.replace(rules, epilogue_iters=ends)).sk_ipc == ipc
+        assert split_waves(24, 112, HOPPER_RESIDENT, dataclasses.replace(rules, epilogue_iters=ends)).sk_ipc == ipc
 
 
 def test_no_cut_keeps_too_many_segments(kimi: Model) -> None:
     one = dataclasses.replace(kimi.prefill_sm90, stream_k_max_segments=1, stream_k_min_ipc=200)
-    split = plan_waves(1, 112, HOPPER_RESIDENT, one)
+    split = split_waves(1, 112, HOPPER_RESIDENT, one)
     assert (split.num_items, split.sk_total) == (1, 0)
     assert split.reason == "no cut of [1] tiles keeps 1 segments a tile"
+
+
+def test_hidden_ends_cost_the_last_alone(kimi: Model) -> None:
+    rules = kimi.prefill_sm90
+    # 7 waves of 19 iterations and an end of 4 each, or one in all
+    assert plan_waves(448, 19, HOPPER_RESIDENT, rules, hidden=False).cost == 7 * (19 + 4)
+    assert plan_waves(448, 19, HOPPER_RESIDENT, rules, hidden=True).cost == 7 * 19 + 4
+    # 41 iterations in 2 pieces, 3 further segments
+    assert plan_waves(24, 112, HOPPER_RESIDENT, rules, hidden=True).cost == 41 + 4 + 3 * 4
 
 
 @pytest.mark.parametrize("resident", [1, 4, 39, 66])
 def test_items_of_every_cut_wave_cover_k_once(kimi: Model, resident: int) -> None:
     for tiles in range(1, 200):
         for num_k in (10, 19, 112):
-            split = plan_waves(tiles, num_k, resident, kimi.prefill_sm90)
+            split = split_waves(tiles, num_k, resident, kimi.prefill_sm90)
             if not split.sk_total:
                 assert split.num_items == split.full_items == tiles
                 continue

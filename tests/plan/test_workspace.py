@@ -11,10 +11,14 @@ def gemm(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) ->
 
 
 def test_cut_gemm_has_a_slot_for_each_segment(kimi: Model, h200: DeviceFacts) -> None:
-    # 24 tiles of at most 4 segments: 2 CTAs * 128 * 256 sums each
-    launch = gemm(kimi, h200, "front", 8, 256)
-    assert partials_elems(launch) == 24 * 4 * 2 * 128 * 256 == 6291456
-    assert control_words(launch) == 24 * 4
+    # 48 tiles of at most 2 segments: 2 CTAs * 128 * 256 sums each, half of them one warpgroup's
+    wide = gemm(kimi, h200, "front", 8, 512)
+    assert partials_elems(wide) == 48 * 2 * 2 * 128 * 256 == 6291456
+    assert control_words(wide) == 48 * 2 * 2
+    # 47 narrow tiles of at most 3 segments, each CTA's rows one warpgroup's
+    narrow = gemm(kimi, h200, "front", 8, 256)
+    assert partials_elems(narrow) == 47 * 3 * 2 * 128 * 128
+    assert control_words(narrow) == 47 * 2
 
 
 def test_whole_tiles_need_neither(kimi: Model, h200: DeviceFacts) -> None:
@@ -33,10 +37,11 @@ def test_last_segment_of_the_last_tile_ends_the_partials(kimi: Model) -> None:
                     parameters = dict(launch.parameters)
                     cut = parameters["sk_total"] // launch.form.num_k
                     assert cut * launch.form.num_k == parameters["sk_total"]
-                    # slots of one warpgroup: [cut, segment, CTA, warpgroup] of [64, 256] sums
-                    slot = ((cut * parameters["sk_max_seg"] - 1) * 2 + 1) * 2 + 1
-                    assert partials_elems(launch) == (slot + 1) * 64 * 256 if cut else partials_elems(launch) == 0
-                    assert control_words(launch) == (((cut - 1) * 2 + 1) * 2 + 1 + 1 if cut else 0)
+                    # slots of one warpgroup: [cut, segment, CTA, part] of [128 / parts, block_n] sums
+                    parts = launch.form.tile_groups
+                    last = ((cut * parameters["sk_max_seg"] - 1) * 2 + 1) * parts + parts - 1
+                    assert partials_elems(launch) == ((last + 1) * (128 // parts) * launch.form.block_n if cut else 0)
+                    assert control_words(launch) == ((((cut - 1) * 2 + 1) * parts + parts - 1) + 1 if cut else 0)
                     # 2 waves, less a tile, in 2 segments: the wider cut is taken for few segments only
                     assert partials_elems(launch) * 4 <= 64 * 2**20
 

@@ -3,19 +3,22 @@
 
 using namespace cake;
 
-// [T, hidden] x [gate; down; shared gate | up]^T. A pair of CTAs owns a 256 x 256 tile: each its 128 token rows,
-// both the same 256 weight rows, of which each loads half for both. Persistent: cluster c runs items c, c +
-// clusters, ...
+// [T, hidden] x [gate; down; shared gate | up]^T. A pair of CTAs owns a tile of 256 x kBlockN: each its 128 token
+// rows, both the same weight rows, of which each loads half for both. Persistent: cluster c runs items c, c + clusters,
+// ...
 //
-//   producer thread --TMA--> 128 token rows    + 128 of 256 weight rows --multicast--> both CTAs' rings
+//   producer thread --TMA--> 128 token rows    + half of the weight rows --multicast--> both CTAs' rings
 //        ^                                                                                  |
-//        +-- stage_empty: 4 warps x 2 warpgroups x 2 CTAs -- 2 MMA warpgroups <-- stage_full (bytes of both halves)
+//        +-- stage_empty: its readers' warps of both CTAs --- 2 MMA warpgroups <-- stage_full (bytes of both halves)
 //                                                                 |
 //                        cut tiles: partials + arrival counters --+--> logits | latent | SiTU -> shared_act
 //
 // Barriers, each with its arrivals per phase:
 //   stage_full[s]   1: the own producer's arrive.expect_tx of kStageBytes, both halves of the weights included.
-//   stage_empty[s]  kEmptyArrivals: one lane of each MMA warp of both CTAs, since both write to the stage.
+//   stage_empty[s]  kEmptyArrivals: one lane of each MMA warp that reads it, of both CTAs, since both write to it.
+//% if spec.value("kTileGroups") == 1
+//   turn[w]         kMmaWarps / 2: one lane of each warp of the other warpgroup, when warpgroup w may issue wgmma.
+//% endif
 
 // Given on the compile line, so that one text serves every TP degree.
 constexpr unsigned kSharedCols = I_LOCAL;  // columns of shared_act: the up rows start there
@@ -54,7 +57,7 @@ struct Maps {
 };
 
 // The half of the weight tile that this rank loads: in a shared tile rank 0 takes the gate rows and rank 1 the up
-// rows, so that column c and column c + 128 of the accumulator belong together.
+// rows, so that column c and column c + kBlockN / 2 of the accumulator belong together.
 __device__ __forceinline__ void load_weights(
     const Maps& maps, const Columns& columns, u32 rank, u32 chunk, u32 destination, u32 full) {
     const u32 half = rank * (Cfg::kBlockN / 2);
@@ -98,7 +101,7 @@ struct Outputs {
 
 // fp32, unrounded, straight from the registers: a quad of lanes writes 32 neighbouring bytes.
 __device__ __forceinline__ void store_router(
-    const Accumulators& acc, const Outputs& out, u32 num_tokens, u32 row, u32 column, const Fragment& at) {
+    const BlockSums& acc, const Outputs& out, u32 num_tokens, u32 row, u32 column, const Fragment& at) {
 #pragma unroll
     for (u32 i = 0; i < Cfg::kBlockN / 2; i += 2) {
         const u32 token = row + at.lane / 4 + 8 * ((i >> 1) & 1);
@@ -109,8 +112,8 @@ __device__ __forceinline__ void store_router(
     }
 }
 
-__device__ __forceinline__ void store_tile(
-    Accumulators& acc, const Columns& columns, const Outputs& out, u32 row, const Fragment& at, u32 smem) {
+__device__ __forceinline__ void store_block(
+    BlockSums& acc, const Columns& columns, const Outputs& out, u32 row, const Fragment& at, u32 smem) {
     if (columns.kind == TileClass::kRouter) {
         store_router(acc, out, out.latent.rows, row, columns.first, at);
     } else if (columns.kind == TileClass::kLatent) {
@@ -119,7 +122,7 @@ __device__ __forceinline__ void store_tile(
             store_rows(acc + 32 * chunk, out.latent, row, columns.first + 64 * chunk, at, smem);
         }
     } else {
-        // The up value of a gate value sits 128 columns, so 64 registers, further in the same thread.
+        // The up value of a gate value sits half a tile of columns further, in the same thread.
 #pragma unroll
         for (u32 i = 0; i < Cfg::kBlockN / 4; ++i) {
             acc[i] = situ(acc[i], acc[i + Cfg::kBlockN / 4], Cfg::kSituBeta, Cfg::kSituLinearBeta);
@@ -142,14 +145,26 @@ __device__ __forceinline__ void multiply_and_store(
     Ring ring;
     Work work;
     Accumulators acc;
+//% if spec.value("kTileGroups") == 1
+    for (u32 count = 0; list.next(work); ++count) {
+        if (count % 2 != at.group) {
+            skip(ring, work.k_end - work.k_begin);
+            continue;
+        }
+        await_turn(count, at, smem, watch);
+//% else
     while (list.next(work)) {
+//% endif
         accumulate(acc, ring, work.k_end - work.k_begin, at, rank, smem, watch);
         if (work.num_segments > 1 && !finish_segments(acc, work, split, partials, counters, rank, at, smem)) {
             continue;
         }
         const TilePlace place = place_of(work.tile, pair_rows);
-        const u32 row = (place.pair_row * 2 + rank) * Cfg::kBlockM + at.first_row();
-        store_tile(acc, columns_of(place.n_tile), out, row, at, smem);
+        const u32 row = (place.pair_row * 2 + rank) * Cfg::kBlockM;
+#pragma unroll
+        for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
+            store_block(acc[block], columns_of(place.n_tile), out, row + at.first_row(block), at, smem);
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 // ---- shared by the prefill GEMMs: work list, ring, K loop, sums of segments, bf16 rows ----
 
-// Accumulators of one thread: 64 rows x 256 columns of the warpgroup (see wgmma_m64_k16 for which is which).
-using Accumulators = float[Cfg::kBlockN / 2];
+// Accumulators of one thread for 64 rows x kBlockN columns of its warpgroup (see wgmma_m64_k16 for which is which),
+// and for all rows of a tile that are the warpgroup's.
+using BlockSums = float[Cfg::kBlockN / 2];
+using Accumulators = BlockSums[Cfg::kGroupBlocks];
 
 struct Split {
     u32 num_items;
@@ -81,16 +83,33 @@ __device__ __forceinline__ TilePlace place_of(u32 tile, u32 pair_rows) {
 
 /*% include "kernels/ring.cuh" %*/
 
-// The warpgroup's position inside the CTA.
+//% set alternating = spec.value("kTileGroups") == 1
+//% if alternating
+// Goes past K blocks that the other warpgroup multiplies.
+__device__ __forceinline__ void skip(Ring& ring, u32 iterations) {
+    const u32 stage = ring.stage + iterations;
+    ring.stage = stage % Cfg::kNumStages;
+    ring.phase ^= stage / Cfg::kNumStages & 1;
+}
+
+// The thread's position among the MMA warpgroups. They take turns: each owns all 128 rows of every other tile.
+//% else
+// The thread's position among the MMA warpgroups, each of which owns 64 rows of every tile.
+//% endif
 struct Fragment {
-    u32 group;   // 0 or 1: rows 64 group ..
+    u32 group;   // 0 or 1
     u32 thread;  // 0 to 127
     u32 warp;    // 0 to 3
     u32 lane;
 
-    // First of the warp's 16 rows in the CTA's 128.
-    __device__ __forceinline__ u32 first_row() const {
-        return 64 * group + 16 * warp;
+    // Which of the kTileGroups parts of a tile's rows is the warpgroup's.
+    __device__ __forceinline__ u32 part() const {
+        return ${("0" if alternating else "group") | code};
+    }
+
+    // First of the warp's 16 rows of a block, in the CTA's 128.
+    __device__ __forceinline__ u32 first_row(u32 block) const {
+        return 64 * (part() + block) + 16 * warp;
     }
 };
 
@@ -103,24 +122,55 @@ __device__ __forceinline__ void release_stage(u32 smem, u32 stage, u32 rank, u32
     }
 }
 
+__device__ __forceinline__ void pin(Accumulators& acc) {
+#pragma unroll
+    for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
+        wgmma_pin(acc[block]);
+    }
+}
+
+//% if alternating
+// Until the other warpgroup has issued the last wgmma of the work before. Not only for speed: a wait for a stage tells
+// one time round the ring from the next, but not from the one after it, and the other may be two times round behind.
+__device__ __forceinline__ void await_turn(u32 count, const Fragment& at, u32 smem, const Watch& watch) {
+    // Warpgroup 0 goes first: the phase before a barrier's first one counts as complete.
+    const u32 phase = (count / 2 + at.group + 1) & 1;
+    mbarrier_wait(smem + Cfg::kTurnOffset + at.group * 8, phase, watch);
+}
+
+__device__ __forceinline__ void pass_turn(const Fragment& at, u32 smem) {
+    if (at.lane == 0) {
+        mbarrier_arrive(smem + Cfg::kTurnOffset + (at.group ^ 1) * 8);
+    }
+}
+
+//% endif
 // Sums `iterations` K blocks of 64. A stage is freed when at most the wgmmas of the next one are unfinished.
 __device__ __forceinline__ void accumulate(
     Accumulators& acc, Ring& ring, u32 iterations, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
 #pragma unroll
-    for (u32 i = 0; i < Cfg::kBlockN / 2; ++i) {
-        acc[i] = 0.0f;
+    for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
+#pragma unroll
+        for (u32 i = 0; i < Cfg::kBlockN / 2; ++i) {
+            acc[block][i] = 0.0f;
+        }
     }
-    wgmma_pin(acc);
+    pin(acc);
+    constexpr u32 kBlockABytes = 64 * Cfg::kBlockK * 2;
     u32 previous = 0;
 #pragma unroll 1
     for (u32 k = 0; k < iterations; ++k) {
-        const u32 a = smem + Cfg::kStagesOffset + ring.stage * Cfg::kStageBytes + at.group * (64 * 128);
+        const u32 a = smem + Cfg::kStagesOffset + ring.stage * Cfg::kStageBytes + at.part() * kBlockABytes;
         const u32 b = smem + Cfg::kStagesOffset + ring.stage * Cfg::kStageBytes + Cfg::kStageABytes;
         mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
         wgmma_fence();
 #pragma unroll
         for (u32 k_bytes = 0; k_bytes < Cfg::kBlockK * 2; k_bytes += 32) {
-            wgmma_m64_k16<Cfg::kBlockN>(acc, wgmma_descriptor(a + k_bytes), wgmma_descriptor(b + k_bytes));
+#pragma unroll
+            for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
+                const u64 rows = wgmma_descriptor(a + block * kBlockABytes + k_bytes);
+                wgmma_m64_k16<Cfg::kBlockN>(acc[block], rows, wgmma_descriptor(b + k_bytes));
+            }
         }
         wgmma_commit_group();
         wgmma_wait_group<1>();
@@ -130,16 +180,25 @@ __device__ __forceinline__ void accumulate(
         previous = ring.stage;
         ring.advance();
     }
+//% if alternating
+    pass_turn(at, smem);
+//% endif
     wgmma_wait_group<0>();
-    wgmma_pin(acc);
+    pin(acc);
     release_stage(smem, previous, rank, at.lane);
 }
 
-// One warpgroup's fp32 sums of one segment: 64 rows x 256 columns, quad q of thread t at (q * 128 + t) * 16 bytes.
+// fp32 sums of 64 rows x kBlockN columns in memory: quad q of thread t at (q * 128 + t) * 16 bytes.
+constexpr u32 kBlockElems = 64 * Cfg::kBlockN;
+// Of one warpgroup's rows of a tile; of all rows of a pair's tile.
+constexpr u32 kPartElems = Cfg::kGroupBlocks * kBlockElems;
+constexpr u32 kSegmentElems = 2 * Cfg::kTileGroups * kPartElems;
+
+// One warpgroup's sums of one segment.
 __device__ __forceinline__ float* partial_slot(
     float* partials, const Split& split, u32 cut, u32 segment, u32 rank, const Fragment& at) {
-    const u64 slot = ((static_cast<u64>(cut) * split.sk_max_seg + segment) * 2 + rank) * 2 + at.group;
-    return partials + slot * (64 * Cfg::kBlockN) + at.thread * 4;
+    const u64 slot = ((static_cast<u64>(cut) * split.sk_max_seg + segment) * 2 + rank) * Cfg::kTileGroups + at.part();
+    return partials + slot * kPartElems + at.thread * 4;
 }
 
 // One word from thread 0 to its warpgroup. The second barrier keeps the next word from overtaking a slow reader.
@@ -154,6 +213,16 @@ __device__ __forceinline__ u32 broadcast_word(u32 word, const Fragment& at, u32 
     return received;
 }
 
+__device__ __forceinline__ void store_partial(const BlockSums& acc, float* own) {
+#pragma unroll
+    for (u32 q = 0; q < Cfg::kBlockN / 8; ++q) {
+        const Vec4 quad{
+            float_to_bits(acc[4 * q]), float_to_bits(acc[4 * q + 1]),
+            float_to_bits(acc[4 * q + 2]), float_to_bits(acc[4 * q + 3])};
+        st_global_v4(own + q * 512, quad);
+    }
+}
+
 // Whether this warpgroup is the last of its tile's segments. If not, it has left its sums in memory. Nobody waits:
 // whoever finds all others done keeps its own sums in registers.
 __device__ __forceinline__ bool arrives_last(
@@ -164,11 +233,8 @@ __device__ __forceinline__ bool arrives_last(
         return true;
     }
 #pragma unroll
-    for (u32 q = 0; q < Cfg::kBlockN / 8; ++q) {
-        const Vec4 quad{
-            float_to_bits(acc[4 * q]), float_to_bits(acc[4 * q + 1]),
-            float_to_bits(acc[4 * q + 2]), float_to_bits(acc[4 * q + 3])};
-        st_global_v4(own + q * 512, quad);
+    for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
+        store_partial(acc[block], own + block * kBlockElems);
     }
     // All sums of the warpgroup happen before its one arrival (PTX ISA 8.8, causality order through the barrier).
     named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
@@ -177,7 +243,7 @@ __device__ __forceinline__ bool arrives_last(
 }
 
 // Adds one segment's sums from memory.
-__device__ __forceinline__ void add_partial(Accumulators& acc, const float* source) {
+__device__ __forceinline__ void add_partial(BlockSums& acc, const float* source) {
 #pragma unroll
     for (u32 q = 0; q < Cfg::kBlockN / 8; ++q) {
         const Vec4 quad = ld_global_v4(source + q * 512);
@@ -189,7 +255,7 @@ __device__ __forceinline__ void add_partial(Accumulators& acc, const float* sour
 }
 
 // Adds the sum of segments [0, count), itself taken in their order.
-__device__ __forceinline__ void add_prefix(Accumulators& acc, const float* source, u32 segment_elems, u32 count) {
+__device__ __forceinline__ void add_prefix(BlockSums& acc, const float* source, u32 count) {
 #pragma unroll
     for (u32 q = 0; q < Cfg::kBlockN / 8; ++q) {
         const Vec4 first = ld_global_v4(source + q * 512);
@@ -197,7 +263,7 @@ __device__ __forceinline__ void add_prefix(Accumulators& acc, const float* sourc
             bits_to_float(first.x), bits_to_float(first.y), bits_to_float(first.z), bits_to_float(first.w)};
 #pragma unroll 1
         for (u32 segment = 1; segment < count; ++segment) {
-            const Vec4 quad = ld_global_v4(source + segment * segment_elems + q * 512);
+            const Vec4 quad = ld_global_v4(source + segment * kSegmentElems + q * 512);
             total[0] += bits_to_float(quad.x);
             total[1] += bits_to_float(quad.y);
             total[2] += bits_to_float(quad.z);
@@ -216,8 +282,7 @@ __device__ __forceinline__ void add_prefix(Accumulators& acc, const float* sourc
 __device__ __forceinline__ bool finish_segments(
     Accumulators& acc, const Work& work, const Split& split, float* partials, u32* counters, u32 rank,
     const Fragment& at, u32 smem) {
-    constexpr u32 kSegmentElems = 2 * 2 * 64 * Cfg::kBlockN;  // two CTAs of two warpgroups
-    u32* counter = counters + (work.cut * 2 + rank) * 2 + at.group;
+    u32* counter = counters + (work.cut * 2 + rank) * Cfg::kTileGroups + at.part();
     float* own = partial_slot(partials, split, work.cut, work.segment, rank, at);
     if (!arrives_last(acc, work, own, counter, at, smem)) {
         return false;
@@ -225,13 +290,17 @@ __device__ __forceinline__ bool finish_segments(
     if (at.thread == 0) {
         st_relaxed_gpu(counter, 0);
     }
-    if (work.segment == 1) {
-        add_partial(acc, own - kSegmentElems);
-    } else if (work.segment > 1) {
-        add_prefix(acc, partial_slot(partials, split, work.cut, 0, rank, at), kSegmentElems, work.segment);
-    }
-    for (u32 segment = work.segment + 1; segment < work.num_segments; ++segment) {
-        add_partial(acc, own + (segment - work.segment) * kSegmentElems);
+#pragma unroll
+    for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
+        const float* sums = own + block * kBlockElems;
+        if (work.segment == 1) {
+            add_partial(acc[block], sums - kSegmentElems);
+        } else if (work.segment > 1) {
+            add_prefix(acc[block], sums - work.segment * kSegmentElems, work.segment);
+        }
+        for (u32 segment = work.segment + 1; segment < work.num_segments; ++segment) {
+            add_partial(acc[block], sums + (segment - work.segment) * kSegmentElems);
+        }
     }
     return true;
 }
@@ -283,6 +352,10 @@ __device__ __forceinline__ void set_up_ring(u32 smem) {
             mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
             mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, Cfg::kEmptyArrivals);
         }
+//% if alternating
+        mbarrier_init(smem + Cfg::kTurnOffset, Cfg::kMmaWarps / 2);
+        mbarrier_init(smem + Cfg::kTurnOffset + 8, Cfg::kMmaWarps / 2);
+//% endif
         fence_mbarrier_init();
     }
     __syncthreads();

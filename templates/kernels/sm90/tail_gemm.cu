@@ -3,20 +3,22 @@
 
 using namespace cake;
 
-// [shared_act | y] x [shared_down | up slice]^T. A pair of CTAs owns a 256 x 256 tile: each its 128 token rows, both
-// the same 256 weight rows, of which each loads half for both. K runs over the shared-down blocks first: they do not
-// need y, so a programmatic launch overlaps them with the norm. Persistent: cluster c runs items c, c + clusters,
-// ...
+// [shared_act | y] x [shared_down | up slice]^T. A pair of CTAs owns a tile of 256 x kBlockN: each its 128 token rows,
+// both the same weight rows, of which each loads half for both. K runs over the shared-down blocks first: they do not
+// need y, so a programmatic launch overlaps them with the norm. Persistent: cluster c runs items c, c + clusters, ...
 //
-//   producer thread --TMA--> 128 token rows    + 128 of 256 weight rows --multicast--> both CTAs' rings
+//   producer thread --TMA--> 128 token rows    + half of the weight rows --multicast--> both CTAs' rings
 //        ^                                                                                  |
-//        +-- stage_empty: 4 warps x 2 warpgroups x 2 CTAs -- 2 MMA warpgroups <-- stage_full (bytes of both halves)
+//        +-- stage_empty: its readers' warps of both CTAs --- 2 MMA warpgroups <-- stage_full (bytes of both halves)
 //                                                                 |
 //                        cut tiles: partials + arrival counters --+--> out
 //
 // Barriers, each with its arrivals per phase:
 //   stage_full[s]   1: the own producer's arrive.expect_tx of kStageBytes, both halves of the weights included.
-//   stage_empty[s]  kEmptyArrivals: one lane of each MMA warp of both CTAs, since both write to the stage.
+//   stage_empty[s]  kEmptyArrivals: one lane of each MMA warp that reads it, of both CTAs, since both write to it.
+//% if spec.value("kTileGroups") == 1
+//   turn[w]         kMmaWarps / 2: one lane of each warp of the other warpgroup, when warpgroup w may issue wgmma.
+//% endif
 
 // Given on the compile line, so that one text serves every TP degree.
 constexpr unsigned kDownBlocks = K2_ITERS;
@@ -87,7 +89,16 @@ __device__ __forceinline__ void multiply_and_store(
     Ring ring;
     Work work;
     Accumulators acc;
+//% if spec.value("kTileGroups") == 1
+    for (u32 count = 0; list.next(work); ++count) {
+        if (count % 2 != at.group) {
+            skip(ring, work.k_end - work.k_begin);
+            continue;
+        }
+        await_turn(count, at, smem, watch);
+//% else
     while (list.next(work)) {
+//% endif
         accumulate(acc, ring, work.k_end - work.k_begin, at, rank, smem, watch);
         // An earlier launch may still read `out`, or use the partials, until it has completed.
         griddepcontrol_wait();
@@ -95,10 +106,13 @@ __device__ __forceinline__ void multiply_and_store(
             continue;
         }
         const TilePlace place = place_of(work.tile, pair_rows);
-        const u32 row = (place.pair_row * 2 + rank) * Cfg::kBlockM + at.first_row();
+        const u32 row = (place.pair_row * 2 + rank) * Cfg::kBlockM;
 #pragma unroll
-        for (u32 chunk = 0; chunk < Cfg::kBlockN / 64; ++chunk) {
-            store_rows(acc + 32 * chunk, out, row, place.n_tile * Cfg::kBlockN + 64 * chunk, at, smem);
+        for (u32 i = 0; i < Cfg::kGroupBlocks * (Cfg::kBlockN / 64); ++i) {
+            const u32 block = i / (Cfg::kBlockN / 64);
+            const u32 chunk = i % (Cfg::kBlockN / 64);
+            const u32 column = place.n_tile * Cfg::kBlockN + 64 * chunk;
+            store_rows(acc[block] + 32 * chunk, out, row + at.first_row(block), column, at, smem);
         }
     }
 }
