@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from models import tiny_one_tile_models
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.adversary import STYLES, Adversary
 from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator.launch import load_program
 from cakegen.emulator.machine import Machine
 from cakegen.registry import Registry
 from cakegen.runtime.tensor_map import TensorMap
@@ -295,6 +298,24 @@ def test_planted_fault_is_caught(
             found.append(fault.kind)
     assert kinds & set(found), found
     assert set(found) <= kinds | {"passes"}, found
+
+
+@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.parametrize("old", ["await_turn(count, at, smem, watch);", "pass_turn(at, smem);"])
+def test_warpgroup_out_of_turn_is_caught(
+    registry: Registry, planted: Callable[..., Any], schedule: str, old: str
+) -> None:
+    """16 iterations of a tile are more than two times round the ring of 6."""
+    _, narrow = tiny_one_tile_models()
+    registry = dataclasses.replace(registry, model=narrow)
+    with pytest.raises(Fault) as caught:
+        emulate_case(
+            registry,
+            Case("tail", 1, 400, sm_count=6),
+            Options(schedule, 0, "wide"),
+            load=lambda *which: planted(old, "")(*which) if which[1].startswith("tail_gemm") else load_program(*which),
+        )
+    assert caught.value.kind in {"deadlock", "pending-write", "unwritten-read", "barrier", "pending-read"}
 
 
 def test_deadlock_report_names_the_barriers_and_who_waits(registry: Registry, planted: Callable[..., Any]) -> None:

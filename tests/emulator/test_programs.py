@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+from models import tiny_one_tile_models
 
 from cakegen.emulator import Options
 from cakegen.emulator.cases import Case, emulate_case, find_case
 from cakegen.errors import EmulationError
-from cakegen.plan import partials_elems
+from cakegen.plan import GemmForm, partials_elems
 from cakegen.registry import Registry, load_registry
 
 KEYS = [key for key in load_registry("tiny_latent_moe").kernels if key.endswith("@sm_90a")]
@@ -50,6 +51,16 @@ def test_cut_tiles_are_summed_by_the_last_segment(registry: Registry, case: Case
     launches = case.plan(registry.model).launches
     assert any(partials_elems(launch) for launch in launches), "the plan must cut tiles"
     same_under_all_schedules(registry, case)
+
+
+@pytest.mark.parametrize("case", [Case("front", 8, 256, sm_count=6), Case("tail", 1, 400, sm_count=6)], ids=str)
+def test_warpgroups_take_turns_over_several_narrow_tiles(registry: Registry, case: Case) -> None:
+    _, narrow = tiny_one_tile_models()
+    gemm = case.plan(narrow).launches[-1]
+    assert isinstance(gemm.form, GemmForm)
+    assert gemm.form.tile_groups == 1
+    assert dict(gemm.parameters)["num_items"] > gemm.grid_ctas[0], "a cluster must run more than two items"
+    same_under_all_schedules(dataclasses.replace(registry, model=narrow), case)
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 40])
