@@ -7,6 +7,7 @@ and a registry can hold a model as a literal. Sizes in bytes end in `_bytes`; K 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -343,18 +344,30 @@ def from_literal(cls: type[R], literal: Any) -> R:
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         if not isinstance(value, dict) or set(value) != set(hints):
             got = sorted(value) if isinstance(value, dict) else type(value).__name__
             raise RegistryError(f"{where}: needs exactly the fields {sorted(hints)}; got {got}")
         return kind(**{name: _convert(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
     if typing.get_origin(kind) is tuple:
-        # every tuple of these records is `tuple[X, ...]`
-        if not isinstance(value, (list, tuple)):
-            raise RegistryError(f"{where}: needs a list; got {type(value).__name__}")
-        return tuple(_convert(typing.get_args(kind)[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+        return _convert_tuple(typing.get_args(kind), value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and type(value) is not kind:
         raise RegistryError(f"{where}: needs {kind.__name__}; got {value!r}")
     return value
+
+
+def _convert_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    """`tuple[X, ...]`, or `tuple[X, Y]` of exactly as many items."""
+    if not isinstance(value, (list, tuple)):
+        raise RegistryError(f"{where}: needs a list; got {type(value).__name__}")
+    items = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
+    if len(value) != len(items):
+        raise RegistryError(f"{where}: needs {len(items)} items; got {len(value)}")
+    return tuple(_convert(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(items, value, strict=True)))
+
+
+@functools.cache
+def _hints(record: type) -> dict[str, Any]:
+    return typing.get_type_hints(record)

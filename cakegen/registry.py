@@ -21,16 +21,22 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cakegen import paths
+from cakegen.arch import INT32_MAX
 from cakegen.errors import RegistryError
-from cakegen.model import Model, from_literal
+from cakegen.model import Model, from_literal, to_literal
 
 SCHEMA_VERSION = 1
 REGISTRY_FILE = "cake_jit.py"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
+# CUDA C++ Programming Guide, technical specifications: most threads of a CTA
+_MOST_THREADS = 1024
+_SHOWN_CHARACTERS = 80
 _NAMES = ("SCHEMA_VERSION", "EXPORT", "MODEL", "MODULES", "KERNELS", "SPECIALIZATIONS")
 
 
@@ -175,9 +181,13 @@ def load_registry(export_or_path: str | Path = "kimi_k3_latent_moe") -> Registry
         No such tree, a damaged module, or an unknown schema version.
     """
     root = Path(export_or_path)
-    if not (root / REGISTRY_FILE).is_file():
-        root = paths.generated_root() / str(export_or_path)
-    return _load(root.resolve())
+    try:
+        if not (root / REGISTRY_FILE).is_file():
+            root = paths.generated_root() / str(export_or_path)
+        return _load(root.resolve())
+    except (OSError, ValueError) as error:
+        shown = str(export_or_path)[:_SHOWN_CHARACTERS]
+        raise RegistryError(f"{shown!r} can't be the name of an export or a folder ({error})") from None
 
 
 @functools.lru_cache(maxsize=32)
@@ -197,13 +207,42 @@ def _load(root: Path) -> Registry:
     except RegistryError as error:
         raise RegistryError(f"{file}: damaged MODEL ({error}); export again") from None
     try:
-        programs = {name: _program(name, record) for name, record in values["MODULES"].items()}
+        programs = {str(name): _program(str(name), record) for name, record in values["MODULES"].items()}
         kernels = {str(key): programs[name].name for key, name in values["KERNELS"].items()}
-        specializations = {key: dict(constants) for key, constants in values["SPECIALIZATIONS"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        where = "MODULES, KERNELS or SPECIALIZATIONS"
+        specializations = {str(key): _constants(key, given) for key, given in values["SPECIALIZATIONS"].items()}
+        _check_file_name("EXPORT", values["EXPORT"])
+    except (AttributeError, KeyError, TypeError, ValueError, RegistryError) as error:
+        where = "MODULES, KERNELS, SPECIALIZATIONS or EXPORT"
         raise RegistryError(f"{file}: damaged {where} ({type(error).__name__}: {error}); export again") from None
     return Registry(root, values["EXPORT"], model, programs, kernels, specializations)
+
+
+def _check_file_name(where: str, name: object) -> None:
+    """Refuse what would name a file outside of the tree."""
+    if not isinstance(name, str) or _FILE_NAME.fullmatch(name) is None:
+        raise RegistryError(f"{where}: needs a plain file name of letters, digits, '_' and '.'; got {name!r}")
+
+
+def _constants(key: object, given: Any) -> dict[str, int]:
+    for name, value in given.items():
+        if not isinstance(name, str) or type(value) is not int:
+            raise RegistryError(f"SPECIALIZATIONS of {key!r}: needs names with int values; got {name!r}: {value!r}")
+    return dict(given)
+
+
+def _checked(program: Program) -> Program:
+    """The program, if each value has its field's type and can be one; the runtime and the driver rely on it."""
+    from_literal(Program, to_literal(program))
+    if len(program.sources) != len(("kernel", "binding")):
+        raise RegistryError(f"{program.name}: needs two sources, kernel and binding; got {list(program.sources)}")
+    for name in (program.name, *program.sources, *program.headers):
+        _check_file_name(program.name, name)
+    launch = program.launch
+    if not all(1 <= extent <= _MOST_THREADS for extent in (*launch.block, *launch.cluster)):
+        raise RegistryError(f"{program.name}: block {launch.block}, cluster {launch.cluster}: 1 … {_MOST_THREADS} each")
+    if not 0 <= launch.dynamic_smem_bytes <= INT32_MAX:
+        raise RegistryError(f"{program.name}: {launch.dynamic_smem_bytes} bytes of shared memory; 0 … {INT32_MAX}")
+    return program
 
 
 def parse_literals(text: str, where: str) -> dict[str, Any]:
@@ -238,7 +277,7 @@ def parse_literals(text: str, where: str) -> dict[str, Any]:
 
 def _program(name: str, record: dict[str, Any]) -> Program:
     launch = record["launch"]
-    return Program(
+    program = Program(
         name=name,
         role=record["role"],
         sources=tuple(record["sources"]),
@@ -262,3 +301,4 @@ def _program(name: str, record: dict[str, Any]) -> Program:
         ),
         closure_digest=tuple(sorted(record["closure_digest"].items())),
     )
+    return _checked(program)

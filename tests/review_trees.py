@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cakegen.model import to_literal
+from cakegen.registry import LaunchRecord
+
 EXPORT = "small"
 PREAMBLE = "cake_small_device_common.cuh"
 PREAMBLE_TEXT = (
@@ -72,13 +75,16 @@ class SmallProgram:
             "arg_plan": [["buffer", "out"], ["parameter", "count"]],
             "tensor_maps": [],
             "barriers": [["stage_full", self.stages]],
-            "launch": {
-                "block": [128, 1, 1],
-                "cluster": [1, 1, 1],
-                "cooperative": False,
-                "programmatic": False,
-                "dynamic_smem_bytes": self.smem_bytes,
-            },
+            "launch": to_literal(
+                LaunchRecord(
+                    block=(128, 1, 1),
+                    cluster=(1, 1, 1),
+                    cooperative=False,
+                    programmatic=False,
+                    overlap=False,
+                    dynamic_smem_bytes=self.smem_bytes,
+                )
+            ),
             "closure_digest": {},
         }
 

@@ -201,7 +201,9 @@ class FakeCompiler:
 
 
 class FakeTensor:
-    """A CPU tensor that says it is on a CUDA device; everything else is the tensor's own."""
+    """A CPU tensor that says it is on a CUDA device; everything else, its class included, is the tensor's own."""
+
+    __class__ = torch.Tensor  # type: ignore[assignment]
 
     def __init__(self, tensor: torch.Tensor, ordinal: int = 0) -> None:
         self._tensor = tensor

@@ -49,7 +49,9 @@ class LazyGroup(click.Group):
 
         try:
             return super().invoke(ctx)
-        except (CakeError, ModuleNotFoundError) as error:
+        except BrokenPipeError:
+            raise  # who reads our output has enough; click ends quietly
+        except (CakeError, ModuleNotFoundError, OSError) as error:
             click.echo(f"cakegen: {error}", err=True)
             ctx.exit(1)
 

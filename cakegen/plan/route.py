@@ -55,7 +55,13 @@ def _plan(model: Model, stage: str, tp: int, tokens: int, partials: int, device:
     _refuse_unserved(model, stage, tp, tokens, partials, device)
     model = model.for_family(architecture(device.arch).family)
     planner = _plan_decode if tokens <= model.decode.max_tokens else _plan_prefill
-    launches, rules = planner(model, stage, tp, tokens, partials, device)
+    try:
+        launches, rules = planner(model, stage, tp, tokens, partials, device)
+    except ZeroDivisionError as error:
+        raise PlanError(
+            f"{model.name} {stage}: T = {tokens}: a tile or a threshold of the model is too small ({error}). No export"
+            " declares that, so the registry is damaged; export again."
+        ) from None
     return Plan(stage, tp, tokens, partials, device, launches, rules)
 
 

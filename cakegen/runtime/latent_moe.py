@@ -17,6 +17,7 @@ from cakegen.runtime.capture import refuse_cold, refuse_in_capture
 from cakegen.runtime.control import WaitRecord, describe_wait_record, open_control, opened_control
 from cakegen.runtime.device import Device, open_device, opened_device
 from cakegen.runtime.emulation import emulated_facts, prepare_emulated
+from cakegen.runtime.plain import check_whole
 from cakegen.runtime.programs import (
     LoadedProgram,
     ProgramTable,
@@ -208,8 +209,10 @@ class LatentMoe:
         """
         try:
             opened = open_device(_ordinal(torch.device(device)))
-            plan = self._plan(opened, stage, tp, max(1, num_tokens), num_partials)
-        except CakeError:
+            counts = {"tp": tp, "num_tokens": num_tokens, "num_partials": num_partials}
+            tp, tokens, partials = (check_whole(str(stage), name, value) for name, value in counts.items())
+            plan = self._plan(opened, str(stage), tp, max(1, tokens), partials)
+        except (CakeError, TypeError, ValueError, RuntimeError):  # torch.device raises the last three for what is none
             return False
         return all(
             launch.key in self.registry.kernels and opened.arch.name in self.registry.program(launch.key).arches
@@ -388,4 +391,7 @@ def _ordinal(device: torch.device) -> int:
     """Index of a CUDA device; torch's current one where the name has none."""
     if device.type != "cuda":
         raise LaunchError(f"generated programs need a CUDA device; got {device}.")
-    return device.index if device.index is not None else torch.cuda.current_device()
+    try:
+        return device.index if device.index is not None else torch.cuda.current_device()
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA, or without a driver
+        raise LaunchError(f"torch {torch.__version__} has no current CUDA device ({error}).") from None

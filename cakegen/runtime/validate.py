@@ -16,6 +16,7 @@ from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
 from cakegen.model import Model
 from cakegen.runtime.packing import PACKED_COLS, packed_shape
+from cakegen.runtime.plain import check_tensors, check_whole
 
 ALIGN_BYTES = 16
 
@@ -252,6 +253,12 @@ def validate_front(
     LaunchError
         An operand is not what the model needs; the message names it.
     """
+    weights = {
+        "gate_weight": gate_weight,
+        "down_weight": down_weight,
+        "shared_gate_up_weight": shared_gate_up_weight,
+    }
+    check_tensors("front", {"x": x, **weights}, {"logits": logits, "latent": latent, "shared_act": shared_act})
     dims = model.dims
     check = _Check("front", x.device)
     if x.dim() != 2:
@@ -310,6 +317,11 @@ def validate_tail(
     LaunchError
         An operand, `tp` or `rank` is not what the model needs; the message names it.
     """
+    inputs = {"routed": routed, "norm_weight": norm_weight, "up_weight": up_weight, "shared_act": shared_act}
+    check_tensors(
+        "tail", {**inputs, "shared_down_weight": shared_down_weight}, {"out": out, "y_workspace": y_workspace}
+    )
+    tp, rank = check_whole("tail", "tp", tp), check_whole("tail", "rank", rank)
     dims = model.dims
     check = _Check("tail", routed.device)
     for name, width in (("latent", dims.latent), ("shared-expert", dims.shared_intermediate)):

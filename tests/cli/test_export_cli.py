@@ -215,3 +215,21 @@ def test_listing_commands_loads_no_heavy_package() -> None:
     root = str(Path(paths.__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_error_of_the_system_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device", "somewhere")
+
+    monkeypatch.setattr("cakegen.emit.render_tree", full)
+    result = run("export", TINY, "--dest", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr == "cakegen: [Errno 28] No space left on device: 'somewhere'\n"
+
+
+def test_reader_that_has_enough_ends_a_command_quietly() -> None:
+    root = str(Path(paths.__file__).parents[1])
+    command = f"{sys.executable} -m cakegen list --export {TINY} | head -1"
+    done = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("key\t")
+    assert "Traceback" not in done.stderr

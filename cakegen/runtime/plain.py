@@ -1,0 +1,55 @@
+"""What an argument must be before any of it is read: a strided tensor, a whole number. Imports torch and errors."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Mapping
+
+import torch
+
+from cakegen.errors import LaunchError
+
+
+def check_tensors(stage: str, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> None:
+    """Refuse what has no memory of its own that a kernel could read or write as it stands.
+
+    Sparse tensors have no strides, and a negated view (`torch.imag` and its kin) holds other values than it shows. An
+    output that autograd records can't be written behind its back.
+
+    Raises
+    ------
+    LaunchError
+        An operand is none; the message names it.
+    """
+    for name, value in (*inputs.items(), *outputs.items()):
+        if not isinstance(value, torch.Tensor):
+            got = type(value).__name__
+            raise LaunchError(f"{stage}: {name} must be a torch.Tensor; got {got}. Convert it, e.g. torch.from_numpy.")
+        if value.layout != torch.strided:
+            raise LaunchError(f"{stage}: {name} must be a strided tensor; got layout {value.layout}. Call .to_dense().")
+        if value.is_neg():
+            raise LaunchError(
+                f"{stage}: {name} must be memory that holds its values; got a negated view of other memory. Call "
+                ".resolve_neg()."
+            )
+    for name, value in outputs.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise LaunchError(
+                f"{stage}: {name} must be an output without a gradient; got one that autograd records, and no gradient "
+                "would flow through it. Detach it, or run under torch.no_grad()."
+            )
+
+
+def check_whole(stage: str, name: str, value: object) -> int:
+    """A whole number as an int; numpy's and torch's own count, a bool does not.
+
+    Raises
+    ------
+    LaunchError
+        It is none.
+    """
+    if not isinstance(value, bool) and hasattr(type(value), "__index__"):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise LaunchError(f"{stage}: {name} must be a whole number; got {type(value).__name__} {str(value)[:40]!r}.")
