@@ -73,8 +73,8 @@ def fault_of(array: Make, *bodies: str, **options: Any) -> Fault:
 @pytest.mark.parametrize("first", [f"{TRIGGER} b[t] = a[t] * 3;", f"b[t] = a[t] * 3; {TRIGGER}", "b[t] = a[t] * 3;"])
 def test_dependent_that_waits_sees_all_of_the_launch_before(array: Make, first: str, schedule: tuple[str, int]) -> None:
     """However early the trigger comes, and also where it is left to the exit."""
-    a, b, c = run(array, first, f"__shared__ unsigned s[32]; s[threadIdx.x] = t; {WAIT} c[t] = b[t ^ 32] + s[0];",
-                  schedule=schedule)  # fmt: skip
+    second = f"__shared__ unsigned s[32]; s[threadIdx.x] = t; __syncthreads(); {WAIT} c[t] = b[t ^ 32] + s[0];"
+    a, b, c = run(array, first, second, schedule=schedule)
     t = np.arange(a.size)
     assert (b == t * 3).all()
     assert (c == (t ^ 32) * 3 + t // 32 * 32).all()
