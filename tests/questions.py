@@ -255,28 +255,28 @@ def compute_sum(run: Run, kernel: str, case: SumCase) -> np.ndarray:
 
 
 def ask_sums(run: Run, arrays: Arrays) -> dict[str, Any]:
-    """The sums of every case, and the share of bits that each model has right; the best models first."""
-    models = candidate_models()
-    shares = {str(model): [0, 0] for model in models}
-    answer: dict[str, Any] = {"cases": {}}
+    """The sums of every case, and `judge_sums` of them."""
     for kernel, case in sum_cases():
-        got = compute_sum(run, kernel, case)
-        arrays[f"sum {case.name}"] = got
+        arrays[f"sum {case.name}"] = compute_sum(run, kernel, case)
+    return judge_sums(arrays)
+
+
+def judge_sums(arrays: Arrays) -> dict[str, Any]:
+    """How many bits each model has right, of each case and of all; the best models first."""
+    models = candidate_models()
+    total, shares, cases = 0, dict.fromkeys(map(str, models), 0), {}
+    for _, case in sum_cases():
         row = {}
         for model in models:
-            equal, judged = judge(case, got, model)
-            row[str(model)] = equal
-            shares[str(model)][0] += equal
-            shares[str(model)][1] += judged
-        best = sorted(row, key=lambda name: -row[name])[:3]
-        answer["cases"][case.name] = {
-            "judged": judged,
-            "published": row[str(models[0])],
-            "best": {b: row[b] for b in best},
-        }
-    ranked = sorted(shares, key=lambda name: -shares[name][0])[:8]
-    answer["models"] = {name: shares[name] for name in ranked}
-    return answer
+            row[str(model)], judged = judge(case, arrays[f"sum {case.name}"], model)
+            shares[str(model)] += row[str(model)]
+        total += judged
+        cases[case.name] = {"judged": judged} | _best(row, 3)
+    return {"cases": cases, "judged": total, "models": _best(shares, 8)}
+
+
+def _best(equal: dict[str, int], count: int) -> dict[str, int]:
+    return {name: equal[name] for name in sorted(equal, key=lambda name: -equal[name])[:count]}
 
 
 _READ_B = Kernel("products", "read_b", 128, 64 * 128 + 8192)

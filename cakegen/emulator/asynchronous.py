@@ -69,7 +69,7 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
         if what == "inval":
             del cta.shared.barriers[offset]
         elif what == "expect_tx":
-            barrier_at(cta, offset).expect(int(count[lane]))
+            cta.expect_bytes(offset, int(count[lane]))
         elif what == "complete_tx":
             cta.complete_bytes(offset, int(count[lane]))
         elif what == "arrive":

@@ -39,7 +39,8 @@ class MBarrier:
     """One mbarrier: a phase completes when no arrival is pending and the transaction count is zero.
 
     The count of transactions may be negative for a while: bytes of a peer's copy can land before they are expected.
-    An `expect_tx` does not complete a phase (the ISA's text does not say that it could).
+    An `expect_tx` that raises it to zero behind the last arrival completes the phase: the ISA's text does not say so,
+    but an H200 does it (docs/hopper-answers.md).
     """
 
     name: str
@@ -57,10 +58,11 @@ class MBarrier:
             )
         self.pending = self.expected
 
-    def expect(self, num_bytes: int) -> None:
-        """Expect bytes in this phase."""
+    def expect_bytes(self, num_bytes: int) -> bool:
+        """Expect bytes in this phase; whether that completed it."""
         self.tx_bytes += num_bytes
         self._check_tx()
+        return self._advance()
 
     def complete_bytes(self, num_bytes: int) -> bool:
         """Bytes have landed; whether that completed the phase."""
@@ -68,10 +70,12 @@ class MBarrier:
         self._check_tx()
         return self._advance()
 
-    def arrive(self, count: int = 1) -> bool:
-        """Arrive; whether that completed the phase."""
+    def arrive(self, count: int = 1, tx_bytes: int = 0) -> bool:
+        """Expect bytes and arrive at once; whether that completed the phase."""
         if count > self.pending:
             raise Fault("barrier", f"{self}: {count} arrivals are more than are pending")
+        self.tx_bytes += tx_bytes
+        self._check_tx()
         self.pending -= count
         return self._advance()
 

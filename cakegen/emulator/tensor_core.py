@@ -1,8 +1,9 @@
-"""What a Hopper wgmma adds up, as measured models say. Leaf module: imports numpy only.
+"""What a Hopper wgmma adds up, bit for bit as an H200 does. Leaf module: imports numpy only.
 
-PTX ISA 9.7.15 leaves order, rounding and subnormals open. The model: the 16 products of an instruction and the
-accumulator are one sum; every term is shifted to the largest exponent and truncated to 25 fractional bits; the sum is
-exact, and truncated to fp32 (arXiv 2511.10909, validated bit for bit on Hopper; arXiv 2512.07004 agrees in structure).
+PTX ISA 9.7.15 leaves order, rounding and subnormals open. The 16 products of an instruction and the accumulator are one
+sum; every term is shifted to the largest exponent and truncated to 25 fractional bits; the sum is exact, and truncated
+to fp32 (arXiv 2511.10909; arXiv 2512.07004 agrees in structure). A device added two things (docs/hopper-answers.md): a
+product of zero has no part in the largest exponent, and a sum of 2^128 or more is infinite.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 FRACTION_BITS = 25
-# Exponents of factors up to which terms fit into 32 bits at each step, and one below all of their products.
-_NARROW = 20
-_ZERO_EXPONENT = np.int16(-62)
+# Exponents of factors up to which terms fit into 32 bits at each step, of an accumulator beside them, and that of a
+# factor of zero: no product with it is as large as another product or the accumulator.
+_NARROW, _NARROW_C = 20, 40
+_NARROW_ZERO = np.int16(-62)
 # Elements of a sum at a time, so that its parts stay in a cache.
 _BLOCK_ELEMENTS = 8192
 _NAN = np.uint32(0x7FFFFFFF)
+# Likewise, beside any other factor.
+_ZERO_EXPONENT = np.int16(-300)
+_FIRST_INFINITE = 2.0**128
 
 
 def bf16_to_f32(bits: Array) -> Array:
@@ -42,7 +47,8 @@ def multiply_add_hopper(a_bits: Array, b_bits: Array, c: Array) -> Array:
     b = bf16_to_f32(b_bits).astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()):
         return _with_specials(a, b, a_bits, b_bits, c)
-    if _is_narrow(a_bits, 7, _NARROW) and _is_narrow(b_bits, 7, _NARROW) and _is_narrow(c.view(np.uint32), 23, 80):
+    narrow = _is_narrow(a_bits, 7, _NARROW) and _is_narrow(b_bits, 7, _NARROW)
+    if narrow and _is_narrow(c.view(np.uint32), 23, _NARROW_C):
         return _narrow_sum(a_bits, b_bits, c)
     return _aligned_sum(a, b, a_bits, b_bits, c)
 
@@ -56,7 +62,7 @@ def multiply_add_wide(a_bits: Array, b_bits: Array, c: Array) -> Array:
 
 def _aligned_sum(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -> Array:
     # k is the slowest axis, so that sums and maxima run along whole rows
-    a_exponents, b_exponents = _exponents(a_bits, 7).T, _exponents(b_bits, 7).T
+    a_exponents, b_exponents = _factor_exponents(a_bits).T, _factor_exponents(b_bits).T
     largest = (a_exponents[:, :, None] + b_exponents[:, None, :]).max(axis=0)
     largest = np.maximum(largest, _exponents(c.view(np.uint32), 23))
     # 2 ** (FRACTION_BITS - largest), and its inverse, put together from their bits
@@ -68,6 +74,11 @@ def _aligned_sum(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -> 
     total += np.trunc(c * scale)
     total *= inverse
     return _truncate_f32(total)
+
+
+def _factor_exponents(bits: Array) -> Array:
+    """Exponents of bf16 factors; that of zero is so low that no product with it is the largest."""
+    return np.where(bits & np.uint16(0x7FFF), _exponents(bits, 7), _ZERO_EXPONENT)
 
 
 def _is_narrow(bits: Array, shift: int, limit: int) -> bool:
@@ -84,7 +95,7 @@ def _narrow_sum(a_bits: Array, b_bits: Array, c: Array) -> Array:
     """
     a, b = (np.ascontiguousarray(bf16_to_f32(bits).T) for bits in (a_bits, b_bits))
     a_exponents, b_exponents = (
-        np.where(values == 0, _ZERO_EXPONENT, _exponents(bits, 7).T).astype(np.int8)
+        np.where(values == 0, _NARROW_ZERO, _exponents(bits, 7).T).astype(np.int8)
         for values, bits in ((a, a_bits), (b, b_bits))
     )
     result = np.empty_like(c)
@@ -109,7 +120,7 @@ def _narrow_sum(a_bits: Array, b_bits: Array, c: Array) -> Array:
 
 
 def _exponents(bits: Array, shift: int) -> Array:
-    """Unbiased exponents in i16; a subnormal counts as the smallest normal, and so does zero."""
+    """Unbiased exponents in i16; a subnormal counts as the smallest normal, and so does an accumulator of zero."""
     field = (bits >> bits.dtype.type(shift)).astype(np.int16) & np.int16(0xFF)
     unbiased: Array = np.maximum(field, np.int16(1)) - np.int16(127)
     return unbiased
@@ -117,7 +128,8 @@ def _exponents(bits: Array, shift: int) -> Array:
 
 def _truncate_f32(value: Array) -> Array:
     nearest = value.astype(np.float32)
-    beyond = np.abs(nearest) > np.abs(value)
+    magnitude = np.abs(value)
+    beyond = (np.abs(nearest) > magnitude) & (magnitude < _FIRST_INFINITE)
     # one ulp towards zero is one less in the bits of either sign
     return (nearest.view(np.int32) - beyond).view(np.float32)
 

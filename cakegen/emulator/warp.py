@@ -220,9 +220,13 @@ class Cta:
         barrier = barrier_at(self, offset)
         if released is not None and barrier.order is not None:
             barrier.order.arrivals.release(released.clock, released.position, released.scope, self.position)
-        if tx_bytes:
-            barrier.expect(tx_bytes)
-        if barrier.arrive(count):
+        if barrier.arrive(count, tx_bytes):
+            self.machine.wake(barrier.waiters)
+
+    def expect_bytes(self, offset: int, num_bytes: int) -> None:
+        """Bytes will land."""
+        barrier = barrier_at(self, offset)
+        if barrier.expect_bytes(num_bytes):
             self.machine.wake(barrier.waiters)
 
     def complete_bytes(self, offset: int, num_bytes: int) -> None:

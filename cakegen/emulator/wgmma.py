@@ -232,8 +232,11 @@ class WgmmaUnit:
             self._fenced[index] = values
 
 
-def _descriptor(lanes: Array, name: str) -> tuple[int, int]:
-    """(start, stride between 8-row groups) in bytes of a K-major operand with the 128-byte swizzle."""
+def _descriptor(lanes: Array, name: str) -> tuple[int, int, int]:
+    """(start, stride between 8-row groups, row of the pattern's start) of a K-major operand with the 128-byte swizzle.
+
+    The first two in bytes. The third is the base offset: in which 128-byte row of 1024 bytes the pattern starts.
+    """
     value = int(lanes[0])
     if lanes.tobytes() != value.to_bytes(8, "little") * 32:
         raise Fault("descriptor", f"the lanes of a warp disagree on the descriptor of {name}")
@@ -242,36 +245,38 @@ def _descriptor(lanes: Array, name: str) -> tuple[int, int]:
     start, stride = (value & 0x3FFF) << 4, (value >> 32 & 0x3FFF) << 4
     if value >> 62 != _SWIZZLE_128B:
         raise EmulationError(f"descriptor of {name} {value:#018x}: only the 128-byte swizzle (code 1) is modelled")
-    if value >> 49 & 7:
-        raise EmulationError(f"descriptor of {name} {value:#018x}: a base offset is not modelled")
-    if start % _ATOM_BYTES >= 128 or start % 32:
+    base = value >> 49 & 7
+    row = ((start >> 7) - base) % 8
+    if row or start % 32:
         raise Fault(
             "descriptor",
-            f"descriptor of {name}: start {start:#x} lies in row {start % _ATOM_BYTES // 128} of its 1024-byte atom at "
+            f"descriptor of {name}: start {start:#x}, base offset {base} lies in row {row} of its 1024-byte atom at "
             f"byte {start % 128}; a tile starts in row 0, at a multiple of 32",
         )
     if stride == 0 or stride % _ATOM_BYTES:
         raise Fault("descriptor", f"descriptor of {name}: stride {stride} between 8-row groups is no multiple of 1024")
-    return start, stride
+    return start, stride, base
 
 
 class TileTable:
-    """Where the elements of operands lie in shared memory, computed once a (start, stride, rows)."""
+    """Where the elements of operands lie in shared memory, computed once a descriptor and rows."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int, int], tuple[Array, Array]] = {}
+        self._known: dict[tuple[int, int, int, int, int], tuple[Array, Array]] = {}
 
-    def operand(self, start: int, stride: int, row: int, rows: int, shared: SharedMemory) -> tuple[Array, Array]:
+    def operand(
+        self, start: int, stride: int, base: int, row: int, rows: int, shared: SharedMemory
+    ) -> tuple[Array, Array]:
         """(`[rows, 16]` indices of bf16 elements, granules) of rows from `row` on.
 
         The offset of an element is `row % 8 * 128 + row / 8 * stride + k * 2` from the start; bits 4 to 6 of the sum
-        are then xored with bits 7 to 9 (PTX ISA 9.7.15.5.1.2).
+        are then xored with bits 7 to 9 less the base offset (PTX ISA 9.7.15.5.1.2; docs/hopper-answers.md).
         """
-        key = (start, stride, row, rows)
+        key = (start, stride, base, row, rows)
         if key not in self._known:
             r = np.arange(row, row + rows)[:, None]
             linear = start + r % 8 * 128 + r // 8 * stride + np.arange(16)[None, :] * 2
-            swizzled = linear ^ ((linear >> 7 & 7) << 4)
+            swizzled = linear ^ (((linear >> 7) - base & 7) << 4)
             self._known[key] = swizzled // 2, np.unique(swizzled // GRANULE)
         elements, granules = self._known[key]
         if int(granules[-1]) * GRANULE >= shared.num_bytes:

@@ -88,9 +88,11 @@ def test_fast_path_is_the_model_bit_for_bit(spread: int) -> None:
     c = (make.standard_normal((64, 40)) * 2.0 ** make.integers(-30, 30, (64, 40))).astype(np.float32)
     c[::3, ::5] = 0
     a[5], c[5] = 0, 0
+    a[7], c[7] = 0, np.float32(1.2345) * np.float32(2) ** np.arange(-37, 3, dtype=np.float32)
     with pytest.MonkeyPatch.context() as patch:
         fast = multiply_add_hopper(a, b, c)
         patch.setattr("cakegen.emulator.tensor_core._is_narrow", lambda *_: False)
         slow = multiply_add_hopper(a, b, c)
     np.testing.assert_array_equal(fast, slow)
     assert (fast[5] == 0).all()
+    assert (fast[7] == c[7]).all(), "products of zero cost an accumulator nothing"
