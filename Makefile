@@ -21,7 +21,7 @@ demo: $(READY) ## Check the generated tree, compile every program, run front and
 	@$(BIN)/cakegen demo
 
 test: lint check ## Lint, types, the generated tree, and every test that needs no GPU
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not gpu"
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not gpu and not long"
 
 lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .

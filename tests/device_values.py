@@ -9,15 +9,15 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cakegen.compile import request_for
-from cakegen.emulator.cases import ARCH, Case, find_cases, make_operands
+from cakegen.compile import compile_ptx, request_for
+from cakegen.emulator.cases import ARCH, TOLERANCES, Case, find_cases, make_operands
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry, load_registry
 
@@ -28,6 +28,9 @@ SMALL, FULL = "tiny_latent_moe", "kimi_k3_latent_moe"
 SEED = 7
 SAMPLE = 512
 OUTPUTS = {"front": ("logits", "latent", "shared_act"), "tail": ("y_workspace", "out")}
+ACT_SHARE = 0.01
+"""Of the elements of `shared_act`, how many may be one bf16 step off, since `ex2.approx` and `rcp.approx` are modelled
+within their error but not to the bit. On an H200, 2026-11-29: 3 of 512 at most, 1 in 1000 over all cases."""
 _BITS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
 FULL_CASES = (
@@ -86,10 +89,16 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
-def program_digest(registry: Registry, plan: Plan) -> str:
-    """What is launched, and how: the texts of its programs, and the plan."""
-    requests = [request_for(registry, launch.key, ARCH) for launch in plan.launches]
-    return digest(repr(plan).encode(), *(repr(dataclasses.astuple(request)).encode() for request in requests))
+@functools.cache
+def ptx_digest(export: str, key: str) -> str:
+    """Of what the compiler makes of a program."""
+    return digest(compile_ptx(request_for(registry_of(export), key, ARCH)).encode())
+
+
+def program_digest(named: Named) -> str:
+    """What is launched, and how: the PTX of each launch, its grid and its parameters."""
+    launches = [(ptx_digest(named.export, each.key), each.grid_ctas, each.parameters) for each in named.plan.launches]
+    return digest(repr(launches).encode())
 
 
 def bits_of(value: torch.Tensor) -> np.ndarray:
@@ -112,14 +121,12 @@ def sampled(name: str, output: str, bits: np.ndarray) -> np.ndarray:
     return flat[(raw % np.uint64(flat.size)).astype(np.int64)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """One case as a device computed it.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Values:
+    """What a case gave.
 
     Parameters
     ----------
-    program
-        `program_digest` of what ran.
     inputs
         `inputs_digest` of what it ran on.
     hashes
@@ -128,48 +135,97 @@ class Recorded:
         Output -> bits of the sample.
     """
 
-    program: str
     inputs: str
     hashes: dict[str, str]
     samples: dict[str, np.ndarray]
 
 
-def describe(named: Named, operands: dict[str, torch.Tensor]) -> Recorded:
+def describe(named: Named, operands: dict[str, torch.Tensor]) -> Values:
     """What to keep of a case that has run on its operands."""
     outputs = {output: bits_of(operands[output]) for output in OUTPUTS[named.case.stage]}
-    return Recorded(
-        program_digest(registry_of(named.export), named.plan),
+    return Values(
         inputs_digest(named.case.stage, operands),
         {output: digest(bits.tobytes()) for output, bits in outputs.items()},
         {output: sampled(named.name, output, bits) for output, bits in outputs.items()},
     )
 
 
-def write_recording(folder: Path, device: dict[str, str], recorded: dict[str, Recorded]) -> None:
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Cases as a device computed them.
+
+    Parameters
+    ----------
+    device
+        Which one, its software, and the date.
+    values
+        By case.
+    programs
+        `program_digest` of what ran, by case.
+    """
+
+    device: dict[str, str]
+    values: dict[Named, Values]
+    programs: dict[Named, str]
+
+    def write(self, folder: Path) -> None:
+        """Both files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        cases = {
+            named.name: dataclasses.asdict(named)
+            | {"program": self.programs[named], "inputs": each.inputs, "hashes": each.hashes}
+            for named, each in self.values.items()
+        }
+        text = json.dumps({"device": self.device, "seed": SEED, "cases": cases}, indent=1)
+        (folder / JSON_NAME).write_text(text + "\n", encoding="utf-8")
+        samples = {f"{named.name}/{o}": b for named, each in self.values.items() for o, b in each.samples.items()}
+        # keywords of this function are file names in an archive: no name of a case may be one of its parameters
+        np.savez_compressed(folder / SAMPLES_NAME, **samples)
+
+
+def read_recording(folder: Path = FOLDER) -> Recording:
     """Both files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    cases = {
-        name: {"program": each.program, "inputs": each.inputs, "hashes": each.hashes} for name, each in recorded.items()
-    }
-    text = json.dumps({"device": device, "seed": SEED, "cases": cases}, indent=1)
-    (folder / JSON_NAME).write_text(text + "\n", encoding="utf-8")
-    samples = {f"{name}/{output}": bits for name, each in recorded.items() for output, bits in each.samples.items()}
-    # keywords of this function are file names in an archive: no name of a case may be one of its parameters
-    np.savez_compressed(folder / SAMPLES_NAME, **samples)
-
-
-def read_recording(folder: Path = FOLDER) -> tuple[dict[str, str], dict[str, Recorded]]:
-    """(the device, cases by name)."""
     content: dict[str, Any] = json.loads((folder / JSON_NAME).read_text(encoding="utf-8"))
     with np.load(folder / SAMPLES_NAME) as kept:
         samples = dict(kept)
-    recorded = {
-        name: Recorded(
-            case["program"],
-            case["inputs"],
-            case["hashes"],
-            {output: samples[f"{name}/{output}"] for output in case["hashes"]},
-        )
-        for name, case in content["cases"].items()
-    }
-    return content["device"], recorded
+    values, programs = {}, {}
+    for name, each in content["cases"].items():
+        named = Named(each["export"], Case(**each["case"]))
+        parts = {output: samples[f"{name}/{output}"] for output in each["hashes"]}
+        values[named] = Values(each["inputs"], each["hashes"], parts)
+        programs[named] = each["program"]
+    return Recording(content["device"], values, programs)
+
+
+def differing_outputs(got: Values, recorded: Values) -> list[str]:
+    """The outputs whose bits are not all the same."""
+    return [output for output, each in recorded.hashes.items() if got.hashes[output] != each]
+
+
+def problems_of(got: Values, recorded: Values, same_program: Callable[[], bool]) -> list[str]:
+    """What must not be, in words.
+
+    `y` has the bits of the recording whatever the program: they are part of the contract. `shared_act` is one step off
+    in a few places. All else has the bits of the recording where the program is the one that was recorded; another one
+    may add up in another order, within the contract's tolerances.
+    """
+    problems = []
+    for output in differing_outputs(got, recorded):
+        ours, theirs = got.samples[output], recorded.samples[output]
+        if output == "shared_act":
+            ulps = np.abs(ours.astype(np.int64) - theirs)
+            if ulps.max() > 1 or (ulps != 0).mean() > ACT_SHARE:
+                problems.append(f"{int((ulps != 0).sum())} of {ulps.size} of {output} differ, by up to {ulps.max()} ulp")
+        elif output == "y_workspace" or same_program():
+            problems.append(f"{output} has other bits: {int((ours != theirs).sum())} of {ours.size} sampled elements")
+        else:
+            a, b, tolerance = floats_of(ours), floats_of(theirs), TOLERANCES[output]
+            if not np.allclose(a, b, rtol=tolerance, atol=tolerance):
+                problems.append(f"{output} differs by up to {np.abs(a - b).max():.3g}")
+    return problems
+
+
+def floats_of(bits: np.ndarray) -> np.ndarray:
+    """fp64 of a sample's bits."""
+    wide = bits.astype(np.int32) << (16 if bits.dtype == np.int16 else 0)
+    return wide.view(np.float32).astype(np.float64)

@@ -20,7 +20,7 @@ LIMIT_SECONDS = 170
 
 if TYPE_CHECKING:
     import torch
-    from device_values import Named, Recorded
+    from device_values import Named, Values
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "gpu")]
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     from ask_device import describe_device
-    from device_values import named_cases, write_recording
+    from device_values import Recording, named_cases, program_digest
 
     from cakegen.errors import CakeError
 
@@ -39,22 +39,25 @@ def main(arguments: list[str]) -> int:
     cases = list(named_cases())
     compile_programs(cases)
     print(f"{len(cases)} cases; programs compiled after {time.monotonic() - start:.0f} s", flush=True)
-    recorded, problems = {}, []
+    recording, problems = Recording(describe_device(), {}, {}), []
     for named in cases:
         try:
-            recorded[named.name] = record(named)
+            recording.values[named] = record(named)
+            recording.programs[named] = program_digest(named)
         except (CakeError, AssertionError) as error:
             problems.append(f"{named.name}: {type(error).__name__}: {error}")
-    write_recording(Path(arguments[0]), describe_device(), recorded)
-    print(f"recorded {len(recorded)} of {len(cases)} cases in {time.monotonic() - start:.0f} s")
+    recording.write(Path(arguments[0]))
+    print(f"recorded {len(recording.values)} of {len(cases)} cases in {time.monotonic() - start:.0f} s")
     print("\n".join(problems))
     faulthandler.cancel_dump_traceback_later()
     return 1 if problems else 0
 
 
 def compile_programs(cases: list[Named]) -> None:
-    """Every program of the cases into the cache, side by side."""
-    from device_values import registry_of
+    """Every program of the cases into the cache, and its PTX, side by side."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from device_values import ptx_digest, registry_of
 
     from cakegen.compile import compile_many, request_for
     from cakegen.emulator.cases import ARCH
@@ -63,6 +66,8 @@ def compile_programs(cases: list[Named]) -> None:
     for outcome in compile_many([request_for(registry_of(export), key, ARCH) for export, key in wanted]):
         if isinstance(outcome, Exception):
             raise outcome
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda pair: ptx_digest(*pair), wanted))
 
 
 @functools.cache
@@ -77,7 +82,7 @@ def runtime_for(export: str, sm_count: int) -> Any:
     return LatentMoe(registry_of(export), device_facts=DeviceFacts.nominal(ARCH, sm_count))
 
 
-def record(named: Named) -> Recorded:
+def record(named: Named) -> Values:
     """Run a case twice and keep what it gave."""
     import torch
     from device_values import OUTPUTS, describe

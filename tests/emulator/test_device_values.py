@@ -1,0 +1,108 @@
+"""The emulator against what an H200 computed, bit for bit: `benchmarks/h200/values.*`, written by `record_values.py`.
+
+The programs of one TP degree by default; all programs, and the full size, with `-m long`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+from device_values import (
+    RECORD_COMMAND,
+    SMALL,
+    Named,
+    Recording,
+    Values,
+    describe,
+    differing_outputs,
+    named_cases,
+    problems_of,
+    program_digest,
+    read_recording,
+    registry_of,
+)
+
+from cakegen.emulator import Options, emulate_plan
+from cakegen.runtime.validate import validate_front, validate_tail
+
+pytestmark = pytest.mark.emulator
+
+RECORDING: Recording = read_recording()
+OFTEN = [named for named in RECORDING.values if named.export == SMALL and named.case.tp == 8]
+
+
+def param(named: Named) -> object:
+    return pytest.param(named, id=named.name, marks=() if named in OFTEN else pytest.mark.long)
+
+
+@functools.cache
+def emulated(named: Named, arithmetic: str = "hopper") -> Values:
+    """One schedule is enough: that values do not depend on it is tested elsewhere, and so is the order of accesses."""
+    torch.set_num_threads(1)
+    registry, case, operands = registry_of(named.export), named.case, named.operands()
+    if case.stage == "front":
+        request = validate_front(registry.model, **operands)
+    else:
+        request = validate_tail(registry.model, **operands, tp=case.tp, rank=case.rank)
+    emulate_plan(registry, request, named.plan, Options("early", 0, arithmetic, checks=False))
+    return describe(named, operands)
+
+
+@pytest.mark.parametrize("named", [param(named) for named in RECORDING.values])
+def test_values_are_those_of_the_device(named: Named) -> None:
+    got, recorded = emulated(named), RECORDING.values[named]
+    assert got.inputs == recorded.inputs, "the operands are not those of the recording"
+    problems = problems_of(got, recorded, lambda: program_digest(named) == RECORDING.programs[named])
+    assert not problems, problems
+    if set(differing_outputs(got, recorded)) - {"shared_act"}:
+        pytest.skip(f"other bits, within tolerance, of a program that has changed since; on an H200: {RECORD_COMMAND}")
+
+
+@pytest.mark.long
+def test_recording_has_a_case_of_every_program() -> None:
+    missing = [named.name for named in named_cases() if named not in RECORDING.values]
+    if missing:
+        pytest.skip(f"{len(missing)} cases are not in the recording; on an H200: {RECORD_COMMAND}")
+
+
+def first_of(stage: str) -> Values:
+    return next(RECORDING.values[named] for named in OFTEN if named.case.stage == stage)
+
+
+def changed(values: Values, output: str, steps: int, count: int = 1) -> Values:
+    """The first elements a few steps further."""
+    bits = values.samples[output].copy()
+    bits[:count] += np.asarray(steps, bits.dtype)
+    return dataclasses.replace(
+        values, hashes=values.hashes | {output: "other"}, samples=values.samples | {output: bits}
+    )
+
+
+@pytest.mark.parametrize(
+    ("output", "steps", "count", "same_program", "problem"),
+    [
+        ("logits", 1, 1, True, "logits has other bits: 1 of 512"),
+        ("logits", 1, 1, False, None),
+        ("logits", 1 << 22, 1, False, "logits differs by up to"),
+        ("latent", 0, 0, True, "latent has other bits: 0 of"),
+        ("shared_act", 1, 3, True, None),
+        ("shared_act", 2, 1, False, "1 of 512 of shared_act differ, by up to 2 ulp"),
+        ("shared_act", 1, 6, False, "6 of 512 of shared_act differ"),
+        ("y_workspace", 1, 1, False, "y_workspace has other bits"),
+        ("out", 1, 1, True, "out has other bits"),
+    ],
+)
+def test_what_differs_is_judged(output: str, steps: int, count: int, same_program: bool, problem: str | None) -> None:
+    recorded = first_of("tail" if output in ("y_workspace", "out") else "front")
+    problems = problems_of(changed(recorded, output, steps, count), recorded, lambda: same_program)
+    assert [problem in each for each in problems] == ([] if problem is None else [True])
+
+
+def test_a_wide_sum_has_other_bits() -> None:
+    """Else equal bits would say nothing about the model of the sum."""
+    named = next(named for named in OFTEN if named.case.stage == "front")
+    assert {"logits", "latent"} <= set(differing_outputs(emulated(named, "wide"), RECORDING.values[named]))
