@@ -99,7 +99,7 @@ def test_place_names_source_lines_from_the_innermost_call_out() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (".reg .b128 %q1; ret;", "line 6: registers of type .b128"),
+        (".reg .f16 %h1; ret;", "line 6: registers of type .f16"),
         ("bra NOWHERE;", "line 6: no label NOWHERE"),
         ("@%p9 bra L; L: ret;", "line 6: guard %p9 is not declared"),
         (".local .align 4 .b8 depot[16]; ret;", "line 6: directive"),
