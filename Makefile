@@ -6,7 +6,7 @@ READY := $(VENV)/.cakegen-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check export bench gpu-test wheel clean
+.PHONY: help setup demo test lint format check export bench gpu-test emulate-full wheel clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,6 +43,10 @@ bench: $(READY) ## Measure on this machine's GPU; BENCH="--rows decode" and othe
 
 gpu-test: $(READY) ## The tests that launch; need a supported GPU
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+emulate-full: $(READY) ## What the tables of emulated Blackwell programs lack: about half an hour of one core for all
+	@$(BIN)/python tests/emulator_sweep.py benchmarks/emulator/tiny.tsv --edges --seeds 1
+	@$(BIN)/python tests/emulator_sweep.py benchmarks/emulator/full.tsv --export kimi_k3_latent_moe --seeds 0
 
 wheel: $(READY) ## Build dist/*.whl and the source distribution
 	@$(BIN)/python -m build --no-isolation --outdir dist

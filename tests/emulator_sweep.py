@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,12 +40,15 @@ class Sweep:
         Random schedules of each request, beside the two extremes (0: one random schedule and no extreme).
     edges
         Also the fewest tokens that reach a key, and one token less than the most.
+    match
+        Only keys in which this regular expression is found.
     """
 
     export: str
     arch: str
     seeds: int
     edges: bool
+    match: str = ""
 
     @property
     def schedules(self) -> tuple[tuple[str, int], ...]:
@@ -63,7 +67,8 @@ def _is_decode(registry: Registry, key: str) -> bool:
 
 def cases_of(registry: Registry, sweep: Sweep) -> dict[str, tuple[Case, ...]]:
     """The requests to run for each key: the most tokens on the last rank, and the edges."""
-    largest = find_cases(registry, decode_keys(registry, sweep.arch), sweep.arch)
+    keys = [key for key in decode_keys(registry, sweep.arch) if re.search(sweep.match, key)]
+    largest = find_cases(registry, keys, sweep.arch)
     if not sweep.edges:
         return {key: (case,) for key, case in largest.items()}
     return {key: (case, *_edges(registry.model, key, case)) for key, case in largest.items()}
@@ -161,9 +166,10 @@ def main() -> int:
     parser.add_argument("--arch", default="sm_100a")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--edges", action="store_true")
+    parser.add_argument("--match", default="")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    sweep = Sweep(given.export, given.arch, given.seeds, given.edges)
+    sweep = Sweep(given.export, given.arch, given.seeds, given.edges, given.match)
     registry = load_registry(sweep.export)
     digests = {dict(registry.program(key).closure_digest)[sweep.arch][:12] for key in decode_keys(registry, sweep.arch)}
     # a row of a program whose text has changed since says nothing

@@ -155,6 +155,14 @@ def test_machine_code_has_what_the_design_says(kimi: Registry, tmp_path: Path, a
             assert count(found, absent) == 0, f"{key}: {absent}"
 
 
+def test_build_that_sleeps_at_every_wait_keeps_its_registers(kimi: Registry) -> None:
+    """`-DCAKEGEN_CHAOS`; the programs with the most registers, which a spill would show first."""
+    rows = table_rows()
+    for key, arch in sorted(rows, key=lambda pair: int(rows[pair]["registers"]))[-4:]:
+        program = cached_cubin(request_for(kimi, key, arch, ("-DCAKEGEN_CHAOS",)))
+        assert (program.report.spill_bytes, program.report.stack_bytes) == (0, 0), key
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_other_releases_of_the_compiler_accept_every_program(tmp_path: Path) -> None:

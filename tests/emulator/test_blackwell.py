@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from emulator_sweep import Sweep, cases_of, rows_of, run_case
-from models import tiny_ragged_model
+from models import tiny_model, tiny_ragged_model
 
 from cakegen.emit import render_tree, write_tree
 from cakegen.emulator import Fault, Options, emulate_calls, load_program
 from cakegen.emulator.cases import Case, compare, emulate_case, make_operands
 from cakegen.emulator.translate import Program
-from cakegen.model import Target
+from cakegen.model import Model, Target
 from cakegen.registry import Registry, load_registry
 from cakegen.runtime.validate import validate_front, validate_tail
 
@@ -47,19 +48,32 @@ def test_program_matches_the_reference_whatever_the_schedule(registry: Registry,
     assert run_case(registry, CASES[key], SCHEDULES)[0] == "clean"
 
 
-def test_slices_that_end_inside_a_chunk_are_shared_by_a_pair(tmp_path: pytest.TempPathFactory) -> None:
-    """No slice of the small model's does: another model's, written for the test."""
-    model = dataclasses.replace(
-        tiny_ragged_model(),
-        targets=(Target(ARCH, (4,), (148,)),),
-        families=tuple(family for family in tiny_ragged_model().families if family.arch_family == "sm100"),
-    )
-    root = tmp_path / model.name  # type: ignore[operator]
-    write_tree(root, render_tree(model, model.name))
-    registry = load_registry(root)
+def written(model: Model, tps: tuple[int, ...], folder: Path) -> Registry:
+    """The tree of a model for one Blackwell part, written for a test."""
+    families = tuple(family for family in model.families if family.arch_family == "sm100")
+    model = dataclasses.replace(model, targets=(Target(ARCH, tps, (148,)),), families=families)
+    write_tree(folder / model.name, render_tree(model, model.name))
+    return load_registry(folder / model.name)
+
+
+def test_slices_that_end_inside_a_chunk_are_shared_by_a_pair(tmp_path: Path) -> None:
+    """No slice of the small model's does: another model's."""
+    registry = written(tiny_ragged_model(), (4,), tmp_path)
     for case in (tail(4, 3, 1, 1), tail(4, 16, 1, 3), tail(4, 40, 2, 2)):
         (launch,) = case.plan(registry.model).launches
         assert (launch.form.k1_ragged_cols, launch.form.cluster_ctas) == (32, 2)
+        assert run_case(registry, case, SCHEDULES)[0] == "clean"
+
+
+def test_each_of_a_pair_may_finish_half_of_the_tokens(tmp_path: Path) -> None:
+    """No export sets it for Blackwell; a model may."""
+    tiny = tiny_model()
+    halves = dataclasses.replace(tiny, decode=dataclasses.replace(tiny.decode, split_finalize_n_pad=32))
+    registry = written(halves, (1, 4), tmp_path)
+    for case in (front(4, 20), front(4, 128), tail(4, 33, 2, 1), tail(1, 127, 1, 0)):
+        (launch,) = case.plan(registry.model).launches
+        assert launch.form.split_finalize
+        assert launch.form.landing_alias == (launch.form.n_pad == 128)
         assert run_case(registry, case, SCHEDULES)[0] == "clean"
 
 
