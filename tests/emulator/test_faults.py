@@ -315,7 +315,7 @@ def test_warpgroup_out_of_turn_is_caught(
             Options(schedule, 0, "wide"),
             load=lambda *which: planted(old, "")(*which) if which[1].startswith("tail_gemm") else load_program(*which),
         )
-    assert caught.value.kind in {"deadlock", "pending-write", "unwritten-read", "barrier", "pending-read"}
+    assert caught.value.kind in {"race", "deadlock", "pending-write", "unwritten-read", "barrier", "pending-read"}
 
 
 def test_deadlock_report_names_the_barriers_and_who_waits(registry: Registry, planted: Callable[..., Any]) -> None:
