@@ -4,7 +4,8 @@
 // Slot s of two holds a response. scheduled[s], each CTA's: an arrival of its load warp, and 16 bytes. taken[s], the
 // leader's: everybody who has read the response, 5 warps of each CTA and the multiply warp.
 
-constexpr u32 kScheduled = kSchedule, kTaken = kSchedule + 16, kReaders = 2 * (kEpilogueWarps + 1) + 1;
+constexpr u32 kScheduled = kSchedule, kTaken = kSchedule + 16, kResponse = 192;
+constexpr u32 kReaders = 2 * (kEpilogueWarps + 1) + 1;
 
 // The next tile of the cluster, -1 behind the last; every role calls it once an item.
 __device__ i32 next_tile(u32 smem, u32 item, const Watch& watch) {

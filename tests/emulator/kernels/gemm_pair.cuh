@@ -10,7 +10,7 @@
 constexpr u32 kTileM = 256, kTileN = 64, kTileK = 64, kStages = 3, kColumns = 128, kEpilogueWarps = 4;
 constexpr u32 kBytesA = kTileM / 2 * 128, kBytesB = kTileN / 2 * 128, kStage = kBytesA + kBytesB;
 constexpr u32 kFull = 0, kEmpty = kFull + 8 * kStages, kAccFull = kEmpty + 8 * kStages, kAccEmpty = kAccFull + 16;
-constexpr u32 kSchedule = kAccEmpty + 16, kBase = 160, kResponse = 192, kRing = 1024;
+constexpr u32 kSchedule = kAccEmpty + 16, kBase = 160, kRing = 1024;
 // Bit 24 of a shared address is the parity of the CTA's rank: without it, the leader's.
 constexpr u32 kLeader = 0xFEFFFFFF;
 
