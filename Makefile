@@ -6,7 +6,7 @@ READY := $(VENV)/.cakegen-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check export bench gpu-test emulate-full wheel clean
+.PHONY: help setup demo test lint format check export mutate bench gpu-test emulate-full wheel clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,6 +35,12 @@ check: $(READY) ## The generated tree is what its exports and templates say
 
 export: $(READY) ## Write the generated tree
 	@$(BIN)/cakegen export
+
+MUTATE ?= --jobs $(JOBS)
+
+mutate: $(READY) ## Break the small model's programs on purpose and count what the emulator notices; an hour, resumable
+	@$(BIN)/cakegen mutate --programs benchmarks/mutation/programs.txt \
+		--explained benchmarks/mutation/explained.json $(MUTATE)
 
 BENCH ?= --rows main
 

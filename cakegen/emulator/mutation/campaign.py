@@ -155,7 +155,10 @@ def site_name(site: Site) -> str:
 
 
 def planned(campaign: Campaign) -> list[Work]:
-    """Every site that the programs of a campaign reach."""
+    """Every site that the programs of a campaign reach, in the order of their hashes.
+
+    So a run that was ended early has done a fair sample.
+    """
     found: dict[str, dict[str, list[int]]] = {}
     for name in campaign.keys:
         trial = _trial(campaign.export, name, campaign.arch, campaign.seeds)
@@ -163,7 +166,7 @@ def planned(campaign: Campaign) -> list[Work]:
         for number, mutant in enumerate(trial.target.mutants):
             if mutant in reached and (not campaign.operators or mutant.operator in campaign.operators):
                 found.setdefault(site_name(trial.target.site(mutant)), {}).setdefault(name, []).append(number)
-    return [Work(campaign, site, _candidates(numbers), len(numbers)) for site, numbers in found.items()]
+    return [Work(campaign, site, _candidates(found[site]), len(found[site])) for site in sorted(found)]
 
 
 def _candidates(numbers: dict[str, list[int]]) -> tuple[tuple[str, int], ...]:

@@ -1,0 +1,79 @@
+"""The committed mutation run: its programs hold every line, its explanations speak of mutants, a sample is killed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+import cakegen
+from cakegen.compile import compile_ptx, request_for
+from cakegen.emulator.cases import Case
+from cakegen.emulator.mutation.campaign import describe
+from cakegen.emulator.mutation.table import Explanation, read_explanations
+from cakegen.emulator.mutation.targets import Target, target_of
+from cakegen.emulator.mutation.trial import SURVIVED, Trial
+from cakegen.registry import Registry, load_registry
+
+FOLDER = Path(cakegen.__file__).parents[1] / "benchmarks" / "mutation"
+ARCH = "sm_90a"
+LISTED = tuple(name.partition("/")[0] for name in FOLDER.joinpath("programs.txt").read_text().split())
+EXPLANATIONS = read_explanations(FOLDER / "explained.json")
+# Every so manyth site of a program is run: quick ones, of both halves.
+SAMPLE = (
+    ("decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k4_8_o512_c1_f_sb@sm_90a", 13),
+    ("decode:tiny_latent_moe_decode_g16_n8_r6_d2_p0_w0_t3_4_1_k8_0_o512_c2@sm_90a", 11),
+)
+
+pytestmark = [pytest.mark.emulator, pytest.mark.xdist_group("mutation")]
+
+
+@functools.cache
+def compiled(key: str) -> Target:
+    """A target without a request: for what its text says."""
+    registry = load_registry("tiny_latent_moe")
+    request = request_for(registry, key, ARCH, ("-lineinfo",))
+    return Target(key, request, compile_ptx(request), Case("", 0, 0))
+
+
+@functools.cache
+def entries(keys: tuple[str, ...]) -> list[dict[str, object]]:
+    return [describe(target, mutant) for target in map(compiled, keys) for mutant in target.mutants]
+
+
+@pytest.mark.slow
+def test_listed_programs_hold_every_line_with_something_to_break(registry: Registry) -> None:
+    programs = {registry.kernels[key]: key for key in registry.kernels if ARCH in registry.program(key).arches}
+    everywhere = {(entry["operator"], entry["line"]) for entry in entries(tuple(programs.values()))}
+    assert everywhere - {(entry["operator"], entry["line"]) for entry in entries(LISTED)} == set()
+
+
+@pytest.mark.parametrize("explanation", EXPLANATIONS, ids=lambda each: str(sorted(each.patterns.items()))[:80])
+def test_explanation_speaks_of_a_mutant_that_exists(explanation: Explanation) -> None:
+    # `key` tells requests apart, and these targets have none
+    patterns = {name: pattern for name, pattern in explanation.patterns.items() if name != "key"}
+    assert any(Explanation(patterns, explanation.kind, explanation.why).matches(entry) for entry in entries(LISTED))
+
+
+def test_committed_survivors_are_explained() -> None:
+    survivors = [json.loads(line) for line in (FOLDER / "survivors.jsonl").read_text().splitlines()]
+    unexplained = [each for each in survivors if not any(why.matches(each) for why in EXPLANATIONS)]
+    assert [each["kind"] for each in unexplained] == ["unexplained"] * len(unexplained)
+    assert all(each["kind"] != "unexplained" for each in survivors if each not in unexplained)
+
+
+@pytest.mark.parametrize(("name", "step"), SAMPLE, ids=lambda value: str(value)[28:60])
+def test_sample_is_killed_or_explained(registry: Registry, name: str, step: int) -> None:
+    trial = Trial(registry, target_of(registry, name, ARCH), seeds=1)
+    alive = []
+    for mutant in {trial.target.site(each): each for each in trial.reached(trial.target.mutants)}.values():
+        entry = describe(trial.target, mutant)
+        if int(str(entry["site"]), 16) % step or any(why.matches(entry) for why in EXPLANATIONS):
+            continue
+        verdict = trial.run(mutant)
+        if not verdict.killed:
+            alive.append((verdict.outcome, entry))
+        assert verdict.outcome == SURVIVED or verdict.killed, verdict
+    assert alive == []
