@@ -38,6 +38,7 @@ import click
     "--programs", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="File of keys, one a line."
 )
 @click.option("--choose", is_flag=True, help="Print a few keys whose runs reach every site of all programs, and end.")
+@click.option("--survivors", type=click.Path(path_type=Path, dir_okay=False), help="Write them here, a line each.")
 @click.option("--table", "only_table", is_flag=True, help="Run nothing; show what the results hold.")
 def mutate_command(
     keys: tuple[str, ...],
@@ -51,6 +52,7 @@ def mutate_command(
     explained: Path | None,
     programs: Path | None,
     choose: bool,
+    survivors: Path | None,
     only_table: bool,
 ) -> None:
     """Run mutants of KEYs (or of --programs) under both extremes and some seeds until one shows that they are broken.
@@ -74,7 +76,7 @@ def mutate_command(
         campaign = Campaign(export, arch, _keys(keys, programs), seeds, operators, attempts)
         with _progress("sites") as advance:
             run_campaign(campaign, out, jobs, lambda done, total, entry: advance(done, total, _last(entry)))
-    show_results(out, explained)
+    show_results(out, explained, survivors)
 
 
 def _keys(keys: tuple[str, ...], programs: Path | None) -> tuple[str, ...]:
@@ -88,16 +90,18 @@ def _last(entry: dict[str, Any] | None) -> str:
     return "" if entry is None else f"{entry['operator']}: {entry['outcome']}"
 
 
-def show_results(file: Path, explained: Path | None) -> None:
+def show_results(file: Path, explained: Path | None, kept: Path | None) -> None:
     """Print the table and the survivors of a file of results."""
+    from cakegen.emulator.mutation import table
     from cakegen.emulator.mutation.campaign import read_campaign
-    from cakegen.emulator.mutation.table import read_explanations, render_survivors, render_table, survivors_of
 
     header, results = read_campaign(file)
-    survivors = survivors_of(results, read_explanations(explained) if explained else ())
-    click.echo(render_table(header, results, survivors))
+    survivors = table.survivors_of(results, table.read_explanations(explained) if explained else ())
+    click.echo(table.render_table(header, results, survivors))
     click.echo()
-    click.echo(render_survivors(survivors))
+    click.echo(table.render_survivors(survivors))
+    if kept is not None:
+        kept.write_text(table.survivors_json(survivors), encoding="utf-8")
 
 
 @contextmanager
