@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from runtime_fakes import FakeDriver
 
+from cakegen.arch import architecture
 from cakegen.doctor import ABSENT, OK, PROBLEM, Finding, examine_devices
-from cakegen.doctor.routes import why_refused
+from cakegen.doctor.routes import examine_routes, why_refused
 from cakegen.errors import LaunchError
 from cakegen.model import DeviceFacts
 from cakegen.registry import load_registry
 from cakegen.runtime import driver
+from cakegen.runtime.device import DeviceAttributes
 
 TINY = "tiny_latent_moe"
 ROUTES = ("front decode", "front prefill", "tail decode", "tail prefill")
@@ -56,14 +58,16 @@ def test_device_too_small_for_a_route_is_told_why(fake: FakeDriver) -> None:
     assert "1" in refused.facts["refused"]  # type: ignore[operator]
 
 
-def test_device_of_an_architecture_without_programs_is_told_so(fake: FakeDriver) -> None:
+def test_export_without_programs_or_without_the_target_has_no_routes() -> None:
     registry = load_registry(TINY)
-    fake.capability, fake.sm_count = (10, 3), 152
-    if any("sm_103a" in program.arches for program in registry.programs.values()):
-        pytest.skip("needs an architecture that is declared and has no programs")
-    found = examine()
-    assert found["cuda:0"].state == OK
-    assert {found[f"cuda:0 {route}"].state for route in ROUTES} == {ABSENT}
+    found = DeviceAttributes(0, "Fake H200", (9, 0), 132, 232448)
+    for changed, reason in (
+        (replace(registry, kernels={}), "which tiny_latent_moe does not hold"),
+        (replace(registry, model=replace(registry.model, targets=())), "the export declares no target sm_90a"),
+    ):
+        routes = list(examine_routes(changed, found, architecture("sm_90a")))
+        assert [finding.state for finding in routes] == [ABSENT] * len(ROUTES)
+        assert all(reason in finding.text for finding in routes)
 
 
 def test_unsupported_device_has_no_routes(fake: FakeDriver) -> None:
