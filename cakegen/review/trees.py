@@ -171,8 +171,25 @@ def _tree(export: str, texts: Mapping[str, str], where: str) -> Tree:
     if not all(isinstance(table, dict) for table in tables):
         raise RegistryError(f"{where}: MODEL, MODULES, KERNELS and SPECIALIZATIONS must be dicts; export again")
     model, modules, kernels, specializations = tables
-    unknown = sorted(str(key) for key, name in kernels.items() if not isinstance(modules.get(name), dict))
-    if unknown:
-        raise RegistryError(f"{where}: MODULES holds no record for the program of {unknown[0]!r}; export again")
+    for key, name in kernels.items():
+        if not isinstance(key, str) or not isinstance(name, str) or not isinstance(modules.get(name), dict):
+            raise RegistryError(f"{where}: MODULES holds no record for the program of {key!r}; export again")
+        _check_record(where, name, modules[name])
+    for key, constants in specializations.items():
+        if not isinstance(constants, dict) or not all(type(value) is int for value in constants.values()):
+            raise RegistryError(f"{where}: SPECIALIZATIONS of {key!r} must be a dict of ints; export again")
     sources = {name.rpartition("/")[2]: text for name, text in texts.items() if "/" in name}
     return Tree(export, model, modules, kernels, specializations, sources)
+
+
+def _check_record(where: str, name: str, record: Mapping[str, Any]) -> None:
+    """What a comparison and a compilation rely on, in every schema so far; the rest is compared as it stands."""
+    for field in ("sources", "headers", "arches", "flags"):
+        words = record.get(field)
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise RegistryError(f"{where}: {name}: {field} must be a list of texts; got {words!r}. Export again.")
+    launch = record.get("launch")
+    if not isinstance(launch, dict) or type(launch.get("dynamic_smem_bytes")) is not int:
+        raise RegistryError(
+            f"{where}: {name}: launch must be a dict with dynamic_smem_bytes; got {launch!r}. Export again."
+        )

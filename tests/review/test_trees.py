@@ -12,6 +12,8 @@ from cakegen.errors import RegistryError, ReviewError
 from cakegen.review import trees as trees_module
 from cakegen.review.trees import read_revision, read_trees, resolve_revision
 
+RECORD = small_programs()[0].record()
+
 
 def test_revision_and_working_tree_are_read_alike(trees: Path) -> None:
     assert read_revision(trees, resolve_revision(trees, "HEAD")) == read_trees(trees)
@@ -109,6 +111,24 @@ def test_damaged_registry_of_a_revision_is_named_with_the_revision(trees: Path, 
     with pytest.raises(RegistryError, match=message) as caught:
         read_revision(trees, resolve_revision(trees, "HEAD"))
     assert str(caught.value).startswith("HEAD (")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("KERNELS", {"a": {"b": 1}}, "MODULES holds no record for the program of 'a'"),
+        ("MODULES", {"b": {**RECORD, "arches": "sm_90a"}}, "b: arches must be a list of texts; got 'sm_90a'"),
+        ("MODULES", {"b": {**RECORD, "launch": {}}}, "b: launch must be a dict with dynamic_smem_bytes; got {}"),
+        ("SPECIALIZATIONS", {"a": {"SCALE": "3"}}, "SPECIALIZATIONS of 'a' must be a dict of ints"),
+    ],
+)
+def test_record_that_no_comparison_can_use_is_named(trees: Path, name: str, value: object, message: str) -> None:
+    values = {"SCHEMA_VERSION": 1, "EXPORT": "", "MODEL": {}, "MODULES": {"b": RECORD}, "KERNELS": {"a": "b"}}
+    values |= {"SPECIALIZATIONS": {}} | {name: value}
+    (trees / EXPORT / "cake_jit.py").write_text("\n".join(f"{key} = {value!r}" for key, value in values.items()))
+    with pytest.raises(RegistryError) as caught:
+        read_trees(trees)
+    assert f"small/cake_jit.py: {message}" in str(caught.value)
 
 
 def test_a_file_with_a_strange_name_survives_the_way_through_git(trees: Path) -> None:
