@@ -114,10 +114,17 @@ def all_targets(registry: Registry, arch: str) -> Iterator[Target]:
 
     Twice where two SM counts reach it, the most and the fewest: with few SMs a CTA works on many tiles, with many the
     tiles are cut.
+
+    Raises
+    ------
+    EmulationError
+        The export does not serve the architecture.
     """
     seen: set[str] = set()
     spec = registry.model.target(arch)
-    assert spec is not None, arch
+    if spec is None:
+        served = ", ".join(target.arch for target in registry.model.targets)
+        raise EmulationError(f"{registry.export} is not exported for {arch!r}; it is for {served}")
     for key, name in registry.kernels.items():
         if arch not in registry.program(key).arches or name in seen:
             continue
