@@ -50,9 +50,14 @@ bench: $(READY) ## Measure on this machine's GPU; BENCH="--rows decode" and othe
 gpu-test: $(READY) ## The tests that launch; need a supported GPU
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-emulate-full: $(READY) ## What the tables of emulated Blackwell programs lack: about half an hour of one core for all
-	@$(BIN)/python tests/emulator_sweep.py benchmarks/emulator/tiny.tsv --edges --seeds 1
-	@$(BIN)/python tests/emulator_sweep.py benchmarks/emulator/full.tsv --export kimi_k3_latent_moe --seeds 0
+SWEEP := $(BIN)/python tests/emulator_sweep.py
+
+emulate-full: $(READY) ## What the tables of emulated programs lack: about six hours of one core for all
+	@$(SWEEP) benchmarks/emulator/tiny.tsv --jobs $(JOBS) --edges --seeds 1
+	@$(SWEEP) benchmarks/emulator/full.tsv --jobs $(JOBS) --export kimi_k3_latent_moe --seeds 0
+	@$(SWEEP) benchmarks/emulator/tiny_sm90.tsv --jobs $(JOBS) --arch sm_90a --edges --seeds 5
+	@$(SWEEP) benchmarks/emulator/full_sm90.tsv --jobs $(JOBS) --arch sm_90a --export kimi_k3_latent_moe \
+		--match decode: --seeds 5
 
 wheel: $(READY) ## Build dist/*.whl and the source distribution
 	@$(BIN)/python -m build --no-isolation --outdir dist

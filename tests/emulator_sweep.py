@@ -1,5 +1,5 @@
-"""Decode programs of one architecture on the emulator, each key under several requests and schedules; what `make
-emulate-full` runs.
+"""Programs of one architecture on the emulator, each key under several requests and schedules; what `make emulate-full`
+runs.
 
 Writes one row a request to a table, and starts again where it stopped: a row stays as long as the texts of its program
 (their digest) are the same.
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import itertools
+import multiprocessing
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,18 +59,14 @@ class Sweep:
         return (*EXTREMES, *(("random", seed) for seed in range(self.seeds))) if self.seeds else (("random", 0),)
 
 
-def decode_keys(registry: Registry, arch: str) -> list[str]:
-    """Every key of decode for an architecture, its norm of its own included."""
-    return [key for key in registry.kernels if arch in registry.program(key).arches and _is_decode(registry, key)]
-
-
-def _is_decode(registry: Registry, key: str) -> bool:
-    return registry.program(key).role in ("decode_front", "decode_tail", "tail_norm")
+def program_keys(registry: Registry, arch: str, match: str = "") -> list[str]:
+    """Every key for an architecture in which a regular expression is found."""
+    return [key for key in registry.kernels if arch in registry.program(key).arches and re.search(match, key)]
 
 
 def cases_of(registry: Registry, sweep: Sweep) -> dict[str, tuple[Case, ...]]:
     """The requests to run for each key: the most tokens on the last rank, and the edges."""
-    keys = [key for key in decode_keys(registry, sweep.arch) if re.search(sweep.match, key)]
+    keys = program_keys(registry, sweep.arch, sweep.match)
     largest = find_cases(registry, keys, sweep.arch)
     if not sweep.edges:
         return {key: (case,) for key, case in largest.items()}
@@ -76,7 +75,9 @@ def cases_of(registry: Registry, sweep: Sweep) -> dict[str, tuple[Case, ...]]:
 
 def _edges(model: Model, key: str, largest: Case) -> Iterator[Case]:
     """The fewest tokens with one partial or as few as reach the key, on rank 0; and the most but one, with P = 2."""
-    for tokens, partials in itertools.product(range(1, largest.tokens), (1, 2)):
+    # of a prefill key, whose fewest may be thousands, only near the largest that the sweep runs
+    first = 1 if largest.tokens <= model.decode.max_tokens else model.decode.max_tokens + 1
+    for tokens, partials in itertools.product(range(first, largest.tokens), (1, 2)):
         case = Case(largest.stage, largest.tp, tokens, partials, largest.sm_count, 0, largest.arch)
         if _launches(model, case, key):
             yield case
@@ -112,28 +113,45 @@ def run_case(registry: Registry, case: Case, schedules: Sequence[tuple[str, int]
     return "clean", first
 
 
-def rows_of(sweep: Sweep, known: set[tuple[str, ...]]) -> Iterator[dict[str, str]]:
-    """A row for each request that is not known yet, as it ends."""
+def rows_of(sweep: Sweep, known: set[tuple[str, ...]], jobs: int = 1) -> Iterator[dict[str, str]]:
+    """A row for each request that is not known yet, as it ends; `jobs` processes, or this one."""
     registry = load_registry(sweep.export)
+    todo = [(row, case, sweep) for row, case in _requests(registry, sweep) if identity(row) not in known]
+    if jobs == 1:
+        yield from map(_run_row, todo)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield from (done.result() for done in as_completed(pool.submit(_run_row, item) for item in todo))
+
+
+def _requests(registry: Registry, sweep: Sweep) -> Iterator[tuple[dict[str, str], Case]]:
+    schedules = " ".join(f"{name}:{seed}" for name, seed in sweep.schedules)
     for key, cases in cases_of(registry, sweep).items():
         digest = dict(registry.program(key).closure_digest)[sweep.arch][:12]
         for case in cases:
             shape = (case.stage, case.tp, case.tokens, case.partials, case.rank, case.sm_count)
-            schedules = " ".join(f"{name}:{seed}" for name, seed in sweep.schedules)
             about = (sweep.export, sweep.arch, key, digest, *map(str, shape), schedules)
-            row = dict(zip(ABOUT, about, strict=True))
-            if identity(row) in known:
-                continue
-            start = time.perf_counter()
-            verdict, report = run_case(registry, case, sweep.schedules)
-            errors = report.errors if report else {}
-            yield {
-                **row,
-                "verdict": verdict,
-                "errors": " ".join(f"{name}:{value:.3g}" for name, value in errors.items()),
-                "instructions": str(sum(launch.instructions for launch in report.launches) if report else 0),
-                "seconds": f"{time.perf_counter() - start:.1f}",
-            }
+            yield dict(zip(ABOUT, about, strict=True)), case
+
+
+def _run_row(item: tuple[dict[str, str], Case, Sweep]) -> dict[str, str]:
+    row, case, sweep = item
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    verdict, report = run_case(_registry(sweep.export), case, sweep.schedules)
+    errors = report.errors if report else {}
+    return {
+        **row,
+        "verdict": verdict,
+        "errors": " ".join(f"{name}:{value:.3g}" for name, value in errors.items()),
+        "instructions": str(sum(launch.instructions for launch in report.launches) if report else 0),
+        "seconds": f"{time.perf_counter() - start:.1f}",
+    }
+
+
+@functools.cache
+def _registry(export: str) -> Registry:
+    return load_registry(export)
 
 
 def identity(row: dict[str, str]) -> tuple[str, ...]:
@@ -167,14 +185,17 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--edges", action="store_true")
     parser.add_argument("--match", default="")
+    parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
-    torch.set_num_threads(1)
     sweep = Sweep(given.export, given.arch, given.seeds, given.edges, given.match)
     registry = load_registry(sweep.export)
-    digests = {dict(registry.program(key).closure_digest)[sweep.arch][:12] for key in decode_keys(registry, sweep.arch)}
+    digests = {
+        dict(registry.program(key).closure_digest)[sweep.arch][:12] for key in program_keys(registry, sweep.arch)
+    }
     # a row of a program whose text has changed since says nothing
-    rows = [row for row in read_rows(given.table) if row["export"] != sweep.export or row["digest"] in digests]
-    for row in rows_of(sweep, {identity(row) for row in rows if row["verdict"] == "clean"}):
+    swept = (sweep.export, sweep.arch)
+    rows = [row for row in read_rows(given.table) if (row["export"], row["arch"]) != swept or row["digest"] in digests]
+    for row in rows_of(sweep, {identity(row) for row in rows if row["verdict"] == "clean"}, given.jobs):
         rows.append(row)
         write_rows(given.table, rows)
         sys.stderr.write(f"{row['verdict']}  {row['key']}  T {row['tokens']}  {row['seconds']} s\n")

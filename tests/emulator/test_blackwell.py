@@ -131,7 +131,7 @@ def test_sweep_leaves_out_what_is_known_and_reports_what_is_wrong(
 
     sweep = Sweep("tiny_latent_moe", ARCH, 1, False)
     key = next(key for key, case in CASES.items() if case.stage == "front")
-    monkeypatch.setattr(emulator_sweep, "decode_keys", lambda registry, arch: [key])
+    monkeypatch.setattr(emulator_sweep, "program_keys", lambda registry, arch, match="": [key])
     monkeypatch.setattr(emulator_sweep, "run_case", lambda registry, case, schedules: ("late 0: race", None))
     (row,) = rows_of(sweep, set())
     assert (row["verdict"], row["schedules"]) == ("late 0: race", "early:0 late:0 random:0")
