@@ -244,7 +244,8 @@ def scope(statement: Statement) -> Iterator[Change]:
 def order(statement: Statement) -> Iterator[Change]:
     """An acquire or release that orders nothing."""
     parts = statement.parts
-    if _is_fence(statement):
+    # a cluster barrier's wait always acquires (PTX ISA 9.7.13.3)
+    if _is_fence(statement) or parts[:3] == ("barrier", "cluster", "wait"):
         return
     for part in ("acq_rel", "acquire", "release"):
         if part in parts:

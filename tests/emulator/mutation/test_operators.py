@@ -172,6 +172,7 @@ def test_barrier_of_a_cluster_has_no_narrower_scope() -> None:
 def test_order_becomes_relaxed() -> None:
     assert changes("order", EXPECT) == {"release -> relaxed": EXPECT.replace("release", "relaxed")}
     assert changes("order", "fence.acq_rel.gpu") == {}
+    assert changes("order", "barrier.cluster.wait.acquire.aligned") == {}
 
 
 def test_tensor_memory_addresses() -> None:
