@@ -118,6 +118,7 @@ class _Load:
 
 
 def load(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """`tcgen05.ld` (PTX ISA 9.7.16.8): registers are in flight until `wait::ld`."""
     warp, memory = strand.warp, strand.warp.cta.tensor_memory
     access = _decode_access(strand, instruction, instruction.operands[1], instruction.operands[0])
     for region in access.regions:
@@ -157,6 +158,7 @@ def _write_registers(registers: list[Any], load: _Load) -> None:
 
 
 def wait_loads(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """`tcgen05.wait::ld` (PTX ISA 9.7.16.8)."""
     warp = strand.warp
     for load in warp.tensor.loads:
         if machine.tensor.strict:
@@ -170,9 +172,10 @@ def wait_loads(machine: Machine, strand: Strand, instruction: Instruction) -> No
 
 
 def store(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """`tcgen05.st` (PTX ISA 9.7.16.8): cells are in flight until `wait::st`."""
     warp, memory = strand.warp, strand.warp.cta.tensor_memory
     access = _decode_access(strand, instruction, instruction.operands[0], instruction.operands[-1])
-    owner = machine.tensor.new_owner(instruction, (warp.number, -1))
+    owner = machine.tensor.next_owner(instruction, (warp.number, -1))
     for region in access.regions:
         memory.check_allocated(region, "tcgen05.st")
         memory.refuse_writers(region, "tcgen05.st")
@@ -193,6 +196,7 @@ def store(machine: Machine, strand: Strand, instruction: Instruction) -> None:
 
 
 def wait_stores(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """`tcgen05.wait::st` (PTX ISA 9.7.16.8)."""
     warp = strand.warp
     for owner, regions in warp.tensor.stores:
         for region in regions:

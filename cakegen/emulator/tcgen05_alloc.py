@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 def allocate(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """`tcgen05.alloc` (PTX ISA 9.7.16.7): waits for room; the address lands in shared memory."""
     group = cta_group_of(machine, instruction)
     address, columns = instruction.operands
     count = uniform(strand, read_lanes(strand, columns, "u4"), "the number of columns")
@@ -44,6 +45,7 @@ def allocate(machine: Machine, strand: Strand, instruction: Instruction) -> None
 
 
 def free(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """`tcgen05.dealloc` (PTX ISA 9.7.16.7)."""
     group = cta_group_of(machine, instruction)
     address, columns = (uniform(strand, read_lanes(strand, o, "u4"), "dealloc") for o in instruction.operands)
 
@@ -57,6 +59,7 @@ def free(machine: Machine, strand: Strand, instruction: Instruction) -> None:
 
 
 def relinquish(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """`tcgen05.relinquish_alloc_permit` (PTX ISA 9.7.16.7)."""
     def promise(memories: list[TensorMemory]) -> int:
         for memory in memories:
             memory.relinquished = True

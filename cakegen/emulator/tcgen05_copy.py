@@ -65,7 +65,7 @@ def _copy(
     unit, thread = machine.tensor, (warp.number, thread_lane)
     elements, granules = unit.table.operand(source, False, rows, "tcgen05.cp", 2 * columns)
     region = Region(slice(0, 8), slice(column, column + columns))
-    owner = unit.new_owner(instruction, thread)
+    owner = unit.next_owner(instruction, thread)
     issued, queue = Issued(owner, [], []), unit.queue(thread)
     stamp = queue.unit(warp.at(strand.pc - 1, np.arange(32) == thread_lane), warp.cta.index, "tcgen05.cp")
     for cta in pair_of(warp.cta, cta_group):

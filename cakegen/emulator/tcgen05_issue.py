@@ -117,7 +117,7 @@ class TensorUnit:
         """The queue of a thread."""
         return self.queues.setdefault(thread, IssueQueue())
 
-    def new_owner(self, instruction: Instruction, thread: Thread) -> Owner:
+    def next_owner(self, instruction: Instruction, thread: Thread) -> Owner:
         """A name for whoever writes cells in flight."""
         self._owners += 1
         return Owner(instruction, thread, self._owners)

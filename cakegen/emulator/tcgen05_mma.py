@@ -152,7 +152,7 @@ class _Mma:
         key = (operands.d, shape.m, shape.n)
         owner = self._queue.owners.get(key)
         if owner is None or not owner.in_flight:
-            owner = self._queue.owners[key] = self._unit.new_owner(instruction, thread)
+            owner = self._queue.owners[key] = self._unit.next_owner(instruction, thread)
         clock = strand.warp.at(strand.pc - 1, np.arange(32) == lane)
         self._stamp = self._queue.unit(clock, strand.warp.cta.index, "tcgen05.mma")
         self._issued = Issued(owner, [], [(cta.tensor_memory, self._region) for cta in self._pair])

@@ -63,8 +63,8 @@ def reference_norm(routed: torch.Tensor, norm_weight: torch.Tensor, norm_eps: fl
 def ieee_sqrt(values: torch.Tensor) -> torch.Tensor:
     """Square roots of fp32 values, rounded to nearest.
 
-    `torch.sqrt` of fp32 is not, on a CPU: with torch 2.13 and AVX-512 a fifth of all roots were an ulp off (measured). A
-    root in fp64 rounds to the right one: none lies within 2^-49, relative, of the middle between two fp32 numbers.
+    `torch.sqrt` of fp32 is not, on a CPU: with torch 2.13 and AVX-512 a fifth of all roots were an ulp off (measured).
+    A root in fp64 rounds to the right one: none lies within 2^-49, relative, of the middle between two fp32 numbers.
     """
     return torch.sqrt(values.double()).float()
 
