@@ -254,6 +254,8 @@ def test_trap_is_a_verdict(launch: Launch, array: Make) -> None:
 # ---- programs of the small model with one text changed ----
 
 FRONT = Case("front", 8, 5)
+# more units than the weights that go ahead, so that stages are waited for
+LONG_FRONT = Case("front", 8, 128)
 TAIL = Case("tail", 1, 128, sm_count=6)
 FULL_WAIT = "mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);"
 EMPTY_WAIT = "mbarrier_wait(smem + Cfg::kStageEmptyOffset + weights_ring.stage * 8, weights_ring.phase ^ 1, watch);"
@@ -270,7 +272,7 @@ ALL = ("early", "late", "random")
         (FRONT, FULL_WAIT, "", {"unwritten-read", "pending-write"}),
         (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes + 16);", {"deadlock"}),
         (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes - 16);", {"deadlock", "pending-write", "unwritten-read"}),
-        (FRONT, "load.phase ^ 1, watch", "load.phase, watch", {"deadlock"}),
+        (LONG_FRONT, "load.phase ^ 1, watch", "load.phase, watch", {"deadlock"}),
         (TAIL, EMPTY_WAIT, "", {"pending-read", "pending-write", "barrier", "race"}),
         (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    store_staged", "store_staged", {"race"}),
         (TAIL, Y_WAIT, "", {"unwritten-read", "race"}),
