@@ -52,7 +52,8 @@ class Campaign:
 
     def header(self) -> dict[str, Any]:
         """The first line of the file: what a resumed run must agree with."""
-        return {**json.loads(json.dumps(asdict(self))), "nvrtc": load_nvrtc().label}
+        major, minor = load_nvrtc().version
+        return {**json.loads(json.dumps(asdict(self))), "nvrtc": f"NVRTC {major}.{minor}"}
 
 
 def choose_keys(
