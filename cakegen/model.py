@@ -207,10 +207,8 @@ class HopperPrefillRules:
     num_stages
         K iterations that the ring in shared memory holds.
     narrow_block_n, narrow_stages
-        Weight rows of a narrow tile, for grids that do not fill the device, and what its ring holds.
-    narrow_alternate
-        The two warpgroups of a CTA take turns with narrow tiles, so that only the last tile's end is not hidden behind
-        another's multiplications; else they share each tile, as they do a wide one.
+        Weight rows of a narrow tile, and what its ring holds. The two warpgroups of a CTA take turns with narrow tiles,
+        so that only the last tile's end is not hidden behind another's multiplications; a wide tile they share.
     narrow_iter_percent
         What an iteration of a narrow tile costs, in percent of one of a wide tile. It multiplies
         `narrow_block_n / block_n` as much, and reads the tokens as often again.
@@ -235,7 +233,6 @@ class HopperPrefillRules:
     num_stages: int
     narrow_block_n: int
     narrow_stages: int
-    narrow_alternate: bool
     narrow_iter_percent: int
     raster_m_tiles: int
     epilogue_iters: int

@@ -85,7 +85,6 @@ PREFILL_SM90 = HopperPrefillRules(
     num_stages=4,
     narrow_block_n=128,
     narrow_stages=6,
-    narrow_alternate=True,
     narrow_iter_percent=60,
     raster_m_tiles=16,
     epilogue_iters=4,

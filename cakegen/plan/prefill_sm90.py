@@ -134,11 +134,10 @@ def _choose_tile(
 
 
 def _tiles(rules: HopperPrefillRules) -> tuple[_Tile, ...]:
-    """The wide tile, then the narrow one."""
-    groups = 1 if rules.narrow_alternate else MMA_WARPGROUPS
+    """The wide tile, which both warpgroups of a CTA share, then the narrow one, of which each runs its own."""
     return (
         _Tile(rules.block_n, rules.num_stages, MMA_WARPGROUPS, 100),
-        _Tile(rules.narrow_block_n, rules.narrow_stages, groups, rules.narrow_iter_percent),
+        _Tile(rules.narrow_block_n, rules.narrow_stages, 1, rules.narrow_iter_percent),
     )
 
 
@@ -146,7 +145,7 @@ def _spell_tile(form: GemmForm, rules: HopperPrefillRules) -> str:
     """What a key says of a tile that is not the wide one."""
     if form.block_n == rules.block_n:
         return ""
-    return f"s{form.num_stages}n{form.block_n}" + ("p1" if form.tile_groups == 1 else "")
+    return f"s{form.num_stages}n{form.block_n}p1"
 
 
 def _form(

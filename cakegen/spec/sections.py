@@ -152,7 +152,6 @@ class PrefillSm90Section(Section):
     num_stages: Stages
     narrow_block_n: Annotated[int, Field(ge=128, le=128, description="half of it is the 64 gate rows of a shared tile")]
     narrow_stages: Stages
-    narrow_alternate: bool
     narrow_iter_percent: Annotated[int, Field(ge=1, le=MAX_ITER_PERCENT)]
     raster_m_tiles: Annotated[int, Field(ge=2, le=2**20, multiple_of=2, description="a pair of CTAs has two row tiles")]
     epilogue_iters: Count
