@@ -63,6 +63,18 @@ def test_warpgroups_take_turns_over_several_narrow_tiles(registry: Registry, cas
     same_under_all_schedules(dataclasses.replace(registry, model=narrow), case)
 
 
+@pytest.mark.parametrize("case", [Case("front", 8, 384, sm_count=6), Case("tail", 2, 300, sm_count=6, rank=1)], ids=str)
+@pytest.mark.parametrize("block_n", [256, 128])
+def test_cta_whose_rows_lie_past_the_end_serves_its_partner(registry: Registry, case: Case, block_n: int) -> None:
+    """An odd number of row tiles: the last pair's second CTA loads its half of the weights and multiplies nothing."""
+    model = tiny_one_tile_models()[block_n == 128]
+    gemm = case.plan(model).launches[-1]
+    assert isinstance(gemm.form, GemmForm)
+    assert gemm.form.block_n == block_n
+    assert case.tokens <= (dict(gemm.parameters)["m_tiles"] - 1) * gemm.form.block_m
+    same_under_all_schedules(dataclasses.replace(registry, model=model), case)
+
+
 @pytest.mark.parametrize("tokens", [1, 9, 40])
 @pytest.mark.parametrize("stage", ["front", "tail"])
 def test_hopper_arithmetic_stays_within_tolerance(registry: Registry, stage: str, tokens: int) -> None:

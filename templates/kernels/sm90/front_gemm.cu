@@ -14,7 +14,7 @@ using namespace cake;
 //                        cut tiles: partials + arrival counters --+--> logits | latent | SiTU -> shared_act
 //
 // Barriers, each with its arrivals per phase:
-//   stage_full[s]   1: the own producer's arrive.expect_tx of kStageBytes, both halves of the weights included.
+//   stage_full[s]   1: the own producer's arrive.expect_tx of its tokens' bytes and both halves of the weights.
 //   stage_empty[s]  kEmptyArrivals: one lane of each MMA warp that reads it, of both CTAs, since both write to it.
 //% if spec.value("kTileGroups") == 1
 //   turn[w]         kMmaWarps / 2: one lane of each warp of the other warpgroup, when warpgroup w may issue wgmma.
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_weights(
 }
 
 __device__ __forceinline__ void produce(
-    const Maps& maps, const Split& split, u32 pair_rows, u32 rank, u32 smem, const Watch& watch) {
+    const Maps& maps, const Split& split, u32 pair_rows, u32 num_tokens, u32 rank, u32 smem, const Watch& watch) {
     griddepcontrol_wait();
     WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
     Ring load;
@@ -79,13 +79,15 @@ __device__ __forceinline__ void produce(
     while (list.next(work)) {
         const TilePlace place = place_of(work.tile, pair_rows);
         const Columns columns = columns_of(place.n_tile);
-        const u32 token = (place.pair_row * 2 + rank) * Cfg::kBlockM;
+        const u32 token = first_token(place, rank);
+        const bool has_tokens = token < num_tokens;
         for (u32 k = work.k_begin; k < work.k_end; ++k) {
             const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
             const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
-            mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
-            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
-            tma_load_3d(a, maps.x, 0, token, k, full);
+            expect_stage(load, has_tokens, smem, watch);
+            if (has_tokens) {
+                tma_load_3d(a, maps.x, 0, token, k, full);
+            }
             load_weights(maps, columns, rank, k, a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes, full);
             load.advance();
         }
@@ -155,12 +157,16 @@ __device__ __forceinline__ void multiply_and_store(
 //% else
     while (list.next(work)) {
 //% endif
+        const TilePlace place = place_of(work.tile, pair_rows);
+        const u32 row = first_token(place, rank);
+        if (row >= out.latent.rows) {
+            pass_over(ring, work.k_end - work.k_begin, at, rank, smem, watch);
+            continue;
+        }
         accumulate(acc, ring, work.k_end - work.k_begin, at, rank, smem, watch);
         if (work.num_segments > 1 && !finish_segments(acc, work, split, partials, counters, rank, at, smem)) {
             continue;
         }
-        const TilePlace place = place_of(work.tile, pair_rows);
-        const u32 row = (place.pair_row * 2 + rank) * Cfg::kBlockM;
 #pragma unroll
         for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
             store_block(acc[block], columns_of(place.n_tile), out, row + at.first_row(block), at, smem);
@@ -214,7 +220,7 @@ kernel_${spec.name | ident}(
         setmaxnreg_dec<Cfg::kProducerRegisters>();
         if (threadIdx.x == Cfg::kMmaWarps * 32) {
             const Maps maps{gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map};
-            produce(maps, split, pair_rows, rank, smem, watch);
+            produce(maps, split, pair_rows, rows, rank, smem, watch);
         }
         warp_sync();
     }

@@ -81,6 +81,14 @@ __device__ __forceinline__ TilePlace place_of(u32 tile, u32 pair_rows) {
     return {first_row + inside % rows, inside / rows};
 }
 
+// The first of the CTA's token rows in a tile. In the last pair row of an uneven number of row tiles they all lie past
+// the end for rank 1: such a CTA loads its half of the weights, which its partner needs, but no tokens, and neither
+// multiplies nor stores. A box of tokens outside the matrix would be filled with zeros, more slowly than a narrow tile
+// is multiplied.
+__device__ __forceinline__ u32 first_token(const TilePlace& place, u32 rank) {
+    return (place.pair_row * 2 + rank) * Cfg::kBlockM;
+}
+
 /*% include "kernels/ring.cuh" %*/
 
 //% set alternating = spec.value("kTileGroups") == 1
@@ -186,6 +194,20 @@ __device__ __forceinline__ void accumulate(
     wgmma_wait_group<0>();
     pin(acc);
     release_stage(smem, previous, rank, at.lane);
+}
+
+// Frees the stages of `iterations` K blocks that need no multiplication.
+__device__ __forceinline__ void pass_over(
+    Ring& ring, u32 iterations, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
+#pragma unroll 1
+    for (u32 k = 0; k < iterations; ++k) {
+        mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
+        release_stage(smem, ring.stage, rank, at.lane);
+        ring.advance();
+    }
+//% if alternating
+    pass_turn(at, smem);
+//% endif
 }
 
 // fp32 sums of 64 rows x kBlockN columns in memory: quad q of thread t at (q * 128 + t) * 16 bytes.
@@ -343,6 +365,13 @@ __device__ __forceinline__ void store_rows(
             st_global_v4(out.base + static_cast<u64>(row + inner_row) * out.pitch + first, value);
         }
     }
+}
+
+// The next stage, to be filled with half of the weights and, unless they lie past the end, the tokens.
+__device__ __forceinline__ void expect_stage(const Ring& load, bool has_tokens, u32 smem, const Watch& watch) {
+    mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
+    const u32 bytes = has_tokens ? Cfg::kStageBytes : Cfg::kStageBytes - Cfg::kStageABytes;
+    mbarrier_arrive_expect_tx(smem + Cfg::kStageFullOffset + load.stage * 8, bytes);
 }
 
 // Barriers of the ring, and the pair in step: no CTA may write to its partner before the partner has them.

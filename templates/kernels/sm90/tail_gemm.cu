@@ -14,7 +14,7 @@ using namespace cake;
 //                        cut tiles: partials + arrival counters --+--> out
 //
 // Barriers, each with its arrivals per phase:
-//   stage_full[s]   1: the own producer's arrive.expect_tx of kStageBytes, both halves of the weights included.
+//   stage_full[s]   1: the own producer's arrive.expect_tx of its tokens' bytes and both halves of the weights.
 //   stage_empty[s]  kEmptyArrivals: one lane of each MMA warp that reads it, of both CTAs, since both write to it.
 //% if spec.value("kTileGroups") == 1
 //   turn[w]         kMmaWarps / 2: one lane of each warp of the other warpgroup, when warpgroup w may issue wgmma.
@@ -37,11 +37,13 @@ struct Maps {
     const TensorMap& y;
 };
 
-// The token rows and this rank's half of the weight rows of one K block.
+// The token rows, if any, and this rank's half of the weight rows of one K block.
 __device__ __forceinline__ void load_block(
-    const Maps& maps, u32 k, u32 token, u32 weight_row, u32 up_col0, u32 a, u32 b, u32 full) {
+    const Maps& maps, u32 k, u32 token, bool has_tokens, u32 weight_row, u32 up_col0, u32 a, u32 b, u32 full) {
     if (k < kDownBlocks) {
-        tma_load_3d(a, maps.shared_act, 0, token, k, full);
+        if (has_tokens) {
+            tma_load_3d(a, maps.shared_act, 0, token, k, full);
+        }
         tma_load_3d_multicast(b, maps.shared_down, 0, weight_row, k, full, 3);
         return;
     }
@@ -49,19 +51,23 @@ __device__ __forceinline__ void load_block(
     const u32 block = k - kDownBlocks;
     const u32 column = Cfg::kUpRagged ? up_col0 + block * Cfg::kBlockK : 0;
     const u32 chunk = Cfg::kUpRagged ? 0 : up_col0 / Cfg::kBlockK + block;
-    tma_load_3d(a, maps.y, column, token, chunk, full);
+    if (has_tokens) {
+        tma_load_3d(a, maps.y, column, token, chunk, full);
+    }
     tma_load_3d_multicast(b, maps.up, column, weight_row, chunk, full, 3);
 }
 
 __device__ __forceinline__ void produce(
-    const Maps& maps, const Split& split, u32 pair_rows, u32 up_col0, u32 rank, u32 smem, const Watch& watch) {
+    const Maps& maps, const Split& split, u32 pair_rows, u32 num_tokens, u32 up_col0, u32 rank, u32 smem,
+    const Watch& watch) {
     WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
     Ring load;
     Work work;
     bool norm_done = false;
     while (list.next(work)) {
         const TilePlace place = place_of(work.tile, pair_rows);
-        const u32 token = (place.pair_row * 2 + rank) * Cfg::kBlockM;
+        const u32 token = first_token(place, rank);
+        const bool has_tokens = token < num_tokens;
         const u32 weight_row = place.n_tile * Cfg::kBlockN + rank * (Cfg::kBlockN / 2);
         for (u32 k = work.k_begin; k < work.k_end; ++k) {
             if (!norm_done && k >= kDownBlocks) {
@@ -72,9 +78,8 @@ __device__ __forceinline__ void produce(
             const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
             const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
             const u32 b = a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes;
-            mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
-            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
-            load_block(maps, k, token, weight_row, up_col0, a, b, full);
+            expect_stage(load, has_tokens, smem, watch);
+            load_block(maps, k, token, has_tokens, weight_row, up_col0, a, b, full);
             load.advance();
         }
     }
@@ -99,14 +104,18 @@ __device__ __forceinline__ void multiply_and_store(
 //% else
     while (list.next(work)) {
 //% endif
+        const TilePlace place = place_of(work.tile, pair_rows);
+        const u32 row = first_token(place, rank);
+        if (row >= out.rows) {
+            pass_over(ring, work.k_end - work.k_begin, at, rank, smem, watch);
+            continue;
+        }
         accumulate(acc, ring, work.k_end - work.k_begin, at, rank, smem, watch);
         // An earlier launch may still read `out`, or use the partials, until it has completed.
         griddepcontrol_wait();
         if (work.num_segments > 1 && !finish_segments(acc, work, split, partials, counters, rank, at, smem)) {
             continue;
         }
-        const TilePlace place = place_of(work.tile, pair_rows);
-        const u32 row = (place.pair_row * 2 + rank) * Cfg::kBlockM;
 #pragma unroll
         for (u32 i = 0; i < Cfg::kGroupBlocks * (Cfg::kBlockN / 64); ++i) {
             const u32 block = i / (Cfg::kBlockN / 64);
@@ -156,7 +165,8 @@ kernel_${spec.name | ident}(
         setmaxnreg_dec<Cfg::kProducerRegisters>();
         if (threadIdx.x == Cfg::kMmaWarps * 32) {
             const Maps maps{shared_down_weight_map, up_weight_map, shared_act_map, y_workspace_map};
-            produce(maps, split, pair_rows, static_cast<u32>(up_col0), rank, smem, watch);
+            produce(
+                maps, split, pair_rows, static_cast<u32>(num_tokens), static_cast<u32>(up_col0), rank, smem, watch);
         }
         warp_sync();
     }
