@@ -130,6 +130,7 @@ def _queued(
             launch.barrier_names,
             ARITHMETIC[options.arithmetic],
             checks=options.checks,
+            strict_tensor_order=options.tensor_order == "strict",
             name=launch.entry,
         )
 

@@ -79,7 +79,9 @@ class _Access:
     packed: bool
 
 
-def _decode_access(strand: Strand, instruction: Instruction, address: Operand, vector: Operand) -> _Access:
+def _decode_access(
+    strand: Strand, instruction: Instruction, address: Operand, vector: Operand, strict: bool
+) -> _Access:
     shape, repeat, *rest = instruction.parts[4:]
     packed = rest[:1] == [{"ld": "pack::16b", "st": "unpack::16b"}[instruction.parts[1]]]
     half = instruction.operands[2 if instruction.parts[1] == "ld" else 1] if shape == "16x32bx2" else Immediate(0)
@@ -94,6 +96,10 @@ def _decode_access(strand: Strand, instruction: Instruction, address: Operand, v
     lane, column = split_address(at)
     quadrant = 32 * (strand.warp.index % 4)
     allowed = (quadrant,) if mapped.height == 32 else (quadrant, quadrant + GROUP_LANES)
+    if not strict:
+        # published kernels ran on devices with the lane of another quadrant, or beyond 127: the warp decides
+        # (docs/emulator-public-kernels.md)
+        lane = quadrant + lane % 32
     if lane not in allowed:
         raise Fault(
             "tensor-memory",
@@ -120,7 +126,8 @@ class _Load:
 def load(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.ld` (PTX ISA 9.7.16.8): registers are in flight until `wait::ld`."""
     warp, memory = strand.warp, strand.warp.cta.tensor_memory
-    access = _decode_access(strand, instruction, instruction.operands[1], instruction.operands[0])
+    strict = machine.tensor.strict
+    access = _decode_access(strand, instruction, instruction.operands[1], instruction.operands[0], strict)
     for region in access.regions:
         memory.check_allocated(region, "tcgen05.ld")
         memory.refuse_writers(region, "tcgen05.ld")
@@ -134,7 +141,7 @@ def load(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     token = InFlight(f"`{instruction.opcode}` at {instruction.place}", "tcgen05.ld's register")
     load = _Load(access, values, token)
     warp.tensor.loads.append(load)
-    if machine.tensor.strict:
+    if strict:
         for register in access.registers:
             warp.registers[register.index] = token
     else:
@@ -174,7 +181,8 @@ def wait_loads(machine: Machine, strand: Strand, instruction: Instruction) -> No
 def store(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.st` (PTX ISA 9.7.16.8): cells are in flight until `wait::st`."""
     warp, memory = strand.warp, strand.warp.cta.tensor_memory
-    access = _decode_access(strand, instruction, instruction.operands[0], instruction.operands[-1])
+    strict = machine.tensor.strict
+    access = _decode_access(strand, instruction, instruction.operands[0], instruction.operands[-1], strict)
     owner = machine.tensor.next_owner(instruction, (warp.number, -1))
     for region in access.regions:
         memory.check_allocated(region, "tcgen05.st")

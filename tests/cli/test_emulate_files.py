@@ -167,6 +167,32 @@ def test_scalars_structs_and_options_reach_the_kernel(tmp_path: Path) -> None:
     assert np.load(tmp_path / "out" / "x.npy")[:5].astype(np.int32).tolist() == [0, -300, 5, 123, 11]
 
 
+# One warp stores to tensor memory and loads again, at a lane of another warp.
+LANE_OF_ANOTHER = """
+  __shared__ unsigned at;
+  unsigned r = threadIdx.x + 3, smem = __cvta_generic_to_shared(&at);
+  asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], 32;" :: "r"(smem) : "memory");
+  __syncthreads();
+  const unsigned lane = at + (32 << 16);
+  asm volatile("tcgen05.st.sync.aligned.32x32b.x1.b32 [%0], {%1};" :: "r"(lane), "r"(r) : "memory");
+  asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
+  asm volatile("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%0}, [%1];" : "=r"(r) : "r"(lane) : "memory");
+  asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+  x[threadIdx.x] = r;
+  asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, 32;" :: "r"(at) : "memory");
+"""
+
+
+def test_tensor_order_holds_for_the_launches_of_a_file(tmp_path: Path) -> None:
+    strict = run_written(tmp_path, LANE_OF_ANOTHER, "--arch", "sm_100a")
+    assert strict.exit_code == 1, strict.output
+    assert "which may touch lanes 0 to 31 only" in strict.output
+    out = tmp_path / "out"
+    practice = run_written(tmp_path, LANE_OF_ANOTHER, "--arch", "sm_100a", "--tensor-order", "practice", "--out", out)
+    assert practice.exit_code == 0, practice.output
+    assert np.load(out / "x.npy").tolist() == [3 + lane for lane in range(32)]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

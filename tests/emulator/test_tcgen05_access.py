@@ -179,6 +179,25 @@ def test_register_before_the_wait_depends_on_the_mode(launch: Launch, array: Mak
         assert (out == 6).all()
 
 
+@pytest.mark.parametrize(("what", "shape", "half"), [("ld", "32x32b", 0), ("st", "16x64b", 16)])
+@pytest.mark.parametrize("lane", ["0", "(t / 32 + 4) * 32"])
+def test_lane_of_another_quadrant_depends_on_the_mode(
+    launch: Launch, array: Make, what: str, shape: str, half: int, lane: str
+) -> None:
+    """Strict: a warp names its own lanes (PTX ISA 9.7.16.2.3.1). Practice: the warp decides the quadrant."""
+    usual = kernel(what, shape, 1, half)
+    source = usual.replace(f"base + quadrant + ({half} << 16)", f"base + ({lane} + {half} << 16)")
+    assert source != usual
+    out, expected = (array(np.zeros((128, 64 if what == "st" else 1)), np.uint32) for _ in range(2))
+    options = {"block": 128, "smem": 1024, "arch": "sm_100a"}
+    with pytest.raises(Fault, match="which may touch lanes") as found:
+        launch(source, out, **options)
+    assert found.value.kind == "tensor-memory"
+    launch(source, out, **options, strict_tensor_order=False)
+    launch(usual, expected, **options)
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_cells_that_nothing_wrote_are_reported(launch: Launch, array: Make) -> None:
     source = """extern "C" __global__ void kernel_test(u32* out) {
         const u32 base = tensor_begin(32);
