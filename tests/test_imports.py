@@ -19,6 +19,7 @@ ALLOWED = {
     "arch": LEAVES,
     "model": LEAVES | {"arch"},
     "registry": LEAVES | {"arch", "model", "paths"},
+    "measured": LEAVES | {"paths"},
     "plan": LEAVES | {"arch", "model"},
     "compile": LEAVES | {"arch", "paths", "registry", "__init__"},
     "spec": LEAVES | {"arch", "model", "plan"},
@@ -27,7 +28,8 @@ ALLOWED = {
     "emulator": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime"},
     "review": LEAVES | {"compile", "registry"},
     "doctor": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
-    "bench": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "emit", "runtime", "__init__"},
+    "bench": LEAVES
+    | {"arch", "measured", "model", "paths", "plan", "registry", "compile", "emit", "runtime", "__init__"},
 }
 FORBIDDEN = {
     "plan": {"torch", "numpy", "pydantic", "jinja2", "click", "cuda", "pathlib", "os", "io"},
@@ -41,6 +43,7 @@ FORBIDDEN = {
     "review": {"torch", "pydantic", "click", "cuda"},
     "registry": {"torch", "jinja2", "pydantic", "click", "cuda"},
     "model": {"torch", "pydantic"},
+    "measured": {"torch", "numpy", "jinja2", "pydantic", "click", "cuda"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

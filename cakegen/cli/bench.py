@@ -70,7 +70,7 @@ def bench_command(
 
         rows = select_rows(table, decode_max_tokens, stages=stages, tps=tps, tokens=tokens)
         run = Run(rows, Settings(repeats=repeats, rivals=rivals, seed=seed), chains, host)
-        folder = folder or _fresh_folder()
+        folder = folder or fresh_folder("bench")
         recorded = run_bench(registry, run, folder, lambda line: click.echo(line, err=True))
     results = read_results(recorded)
     show_results(results, before, decode_max_tokens, folder)
@@ -80,11 +80,11 @@ def bench_command(
         raise click.exceptions.Exit(1)
 
 
-def _fresh_folder() -> Path:
-    """`build/bench/<UTC>` below the current folder."""
+def fresh_folder(kind: str) -> Path:
+    """`build/<kind>/<UTC>` below the current folder."""
     from datetime import UTC, datetime
 
-    return Path("build") / "bench" / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return Path("build") / kind / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 
 def show_results(results: Results, before: Results | None, decode_max_tokens: int, folder: Path | None) -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "emulate": "cakegen.cli.emulate:emulate_command",
     "mutate": "cakegen.cli.mutate:mutate_command",
     "bench": "cakegen.cli.bench:bench_command",
+    "tune": "cakegen.cli.tune:tune_command",
     "doctor": "cakegen.cli.doctor:doctor_command",
     "demo": "cakegen.cli.demo:demo_command",
 }

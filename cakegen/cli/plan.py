@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from cakegen.measured import MeasuredTable, Verdict
     from cakegen.model import DeviceFacts, Model
     from cakegen.plan import Launch, Plan
 
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 @click.option("--sm-count", type=int, help="SMs of the device; default: the largest known part.")
 @click.option("--resident-pairs", type=int, help="Two-CTA clusters that run at once; default: half the SMs.")
 @click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR")
+@click.option(
+    "--measured",
+    "table_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Look the request up in this table of `cakegen tune`; default: those of the export.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one line a token count.")
 def plan_command(
     stage: str,
@@ -32,9 +40,10 @@ def plan_command(
     sm_count: int | None,
     resident_pairs: int | None,
     export: str,
+    table_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the launches of a request, their keys, and the rule that chose each field.
+    """Print the launches of a request, their keys, the rule that chose each field, and what was measured.
 
     With a range of token counts: a table, in which neighbours with one plan share a row.
     """
@@ -45,11 +54,13 @@ def plan_command(
     device = _device_facts(arch, sm_count, resident_pairs)
     model = load_registry(export).model
     plans = (plan_route(model, stage=stage, tp=tp, tokens=count, partials=partials, device=device) for count in counts)
+    tables = _tables(table_file, model.name, device)
     lines: Iterable[str]
     if as_json:
-        lines = (json.dumps(plan_literal(plan, partials)) for plan in plans)
+        lines = (json.dumps(plan_literal(plan, partials) | _measured_literal(plan, tables)) for plan in plans)
     elif len(counts) == 1:
-        lines = _describe(next(plans), model)
+        plan = next(plans)
+        lines = (*_describe(plan, model), *_describe_measured(plan, tables))
     else:
         lines = _table(plans)
     for line in lines:
@@ -99,6 +110,58 @@ def plan_literal(plan: Plan, partials: int) -> dict[str, object]:
             for launch in plan.launches
         ],
     }
+
+
+def _tables(file: Path | None, export: str, device: DeviceFacts) -> tuple[MeasuredTable, ...]:
+    """Tables of devices like this one: the named file's, or the export's."""
+    from cakegen.arch import architecture
+    from cakegen.measured import read_table, tables_of
+
+    suffix = architecture(device.arch).key_suffix
+    found = tables_of(export) if file is None else (read_table(file),)
+    return tuple(table for table in found if table.covers(device.sm_count, suffix))
+
+
+def _judge(plan: Plan, table: MeasuredTable) -> Verdict:
+    from cakegen.measured import judge_request
+
+    return judge_request(table, stage=plan.stage, tp=plan.tp, tokens=plan.tokens)
+
+
+def _measured_literal(plan: Plan, tables: tuple[MeasuredTable, ...]) -> dict[str, object]:
+    """What the tables say of a plan, for `--json`; nothing where there is none."""
+    verdicts = [(table, _judge(plan, table)) for table in tables]
+    found = [
+        {
+            "table": table.file_name,
+            "device": table.device,
+            "commit": table.provenance["commit"],
+            "faster": verdict.faster,
+            "rows": [
+                {"tokens": row.tokens, "ours_us": row.ours_us, "chains_us": dict(row.chains_us)} for row in verdict.rows
+            ],
+        }
+        for table, verdict in verdicts
+    ]
+    return {"measured": found} if found else {}
+
+
+def _describe_measured(plan: Plan, tables: tuple[MeasuredTable, ...]) -> Iterator[str]:
+    """The entries of each table that are nearest to a plan, and which way they say is faster."""
+    from cakegen.measured import OURS
+
+    keys = tuple(launch.key for launch in plan.launches)
+    for table in tables:
+        verdict = _judge(plan, table)
+        yield f"measured on {table.title}{', P = 1' if plan.stage == 'tail' else ''} ({table.file_name})"
+        for row in verdict.rows:
+            chains = ", ".join(f"{name} {us:.4g} us" for name, us in row.chains_us.items())
+            yield f"  T {row.tokens:<6} ours {row.ours_us:.4g} us; stock chains: {chains}"
+            if row.tokens == plan.tokens and row.keys != keys:
+                yield f"           measured with other programs: {', '.join(row.keys)}"
+        yield f"  faster   {verdict.faster}: {verdict.reason}"
+        if verdict.faster != OURS:
+            yield "  launched the programs above: a stock chain is outside of the contract"
 
 
 def _grid(launch: Launch) -> str:

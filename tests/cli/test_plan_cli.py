@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import click.testing
@@ -12,6 +13,7 @@ from models import kimi_k3_model
 
 from cakegen.cli.plan import parse_tokens, plan_command
 from cakegen.errors import PlanError
+from cakegen.measured import MeasuredRow, MeasuredTable, render_table
 
 B200 = ("--sm-count", "148", "--arch", "sm_100a")
 
@@ -118,3 +120,57 @@ def test_plan_refuses_malformed_tokens(text: str) -> None:
 def test_tokens_are_one_count_or_an_inclusive_range() -> None:
     assert list(parse_tokens("16")) == [16]
     assert list(parse_tokens("3:5")) == [3, 4, 5]
+
+
+H200 = ("--stage", "tail", "--tp", "1", "--sm-count", "132")
+
+
+def table_file(tmp_path: Path, *rows: MeasuredRow) -> str:
+    provenance = {"commit": "0123456789abcdef", "date": "2026-11-29T19:48:59+00:00"}
+    file = tmp_path / "t.json"
+    file.write_text(render_table(MeasuredTable("NVIDIA H200", 132, provenance, rows)))
+    return str(file)
+
+
+def test_plan_names_the_measured_rows_beside_it_and_which_way_is_faster(tmp_path: Path) -> None:
+    keys = ("tail_norm:e1@sm_90a", "tail_gemm:old@sm_90a")
+    chains = {"joined": 100.0, "separate": 110.0}
+    rows = [MeasuredRow("tail", 1, tokens, keys, us, chains) for tokens, us in ((256, 120.0), (512, 105.0))]
+    file = table_file(tmp_path, *rows)
+    between = run(*H200, "--tokens", "300", "--measured", file)
+    assert between.exit_code == 0, between.output
+    assert between.output.split("measured on ")[1] == (
+        "NVIDIA H200, 132 SMs, commit 0123456789ab, 2026-11-29, P = 1 (h200_132.json)\n"
+        "  T 256    ours 120 us; stock chains: joined 100 us, separate 110 us\n"
+        "  T 512    ours 105 us; stock chains: joined 100 us, separate 110 us\n"
+        "  faster   joined: at least 3% faster in each; ours / joined is 1.200 at T 256, 1.050 at T 512\n"
+        "  launched the programs above: a stock chain is outside of the contract\n"
+    )
+    measured = run(*H200, "--tokens", "512", "--measured", file)
+    assert "measured with other programs: tail_norm:e1@sm_90a, tail_gemm:old@sm_90a\n" in measured.output
+    assert "tail_gemm:old" not in measured.output.split("measured on ")[0]
+    literal = json.loads(run(*H200, "--tokens", "512", "--measured", file, "--json").output)["measured"]
+    assert literal == [
+        {
+            "table": "h200_132.json",
+            "device": "NVIDIA H200",
+            "commit": "0123456789abcdef",
+            "faster": "joined",
+            "rows": [{"tokens": 512, "ours_us": 105.0, "chains_us": {"joined": 100.0, "separate": 110.0}}],
+        }
+    ]
+
+
+def test_plan_of_another_device_names_no_row(tmp_path: Path) -> None:
+    file = table_file(tmp_path, MeasuredRow("tail", 1, 256, ("tail_norm:e1@sm_90a",), 120.0, {"joined": 100.0}))
+    arguments = ("--stage", "tail", "--tp", "1", "--tokens", "256", "--measured", file)
+    for device in (("--sm-count", "114"), B200, ("--arch", "sm_100a", "--sm-count", "132")):
+        result = run(*arguments, *device)
+        assert result.exit_code == 0, result.output
+        assert "measured" not in result.output
+
+
+def test_plan_looks_into_the_exports_own_tables() -> None:
+    result = run(*H200, "--tokens", "256")
+    assert "measured on NVIDIA H200, 132 SMs" in result.output
+    assert "(h200_132.json)\n  T 256    ours " in result.output
