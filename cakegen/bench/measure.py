@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from cakegen.bench.arms import Arm, WrongResult, build_ours, capture_checked
-from cakegen.bench.operands import RIVAL_TOLERANCES, TOLERANCES, Case, TailWeights, Weights, make_operands
+from cakegen.bench.operands import TOLERANCES, Case, TailWeights, Weights, make_operands
 from cakegen.bench.pointwise import Pointwise, make_pointwise
 from cakegen.bench.records import (
     FLOOR,
@@ -25,7 +25,7 @@ from cakegen.bench.records import (
     fastest_rival,
     row_record,
 )
-from cakegen.bench.rivals import RIVALS, Builder, gemm_limit
+from cakegen.bench.rivals import RIVALS, Builder, gemm_limit, tolerances_of
 from cakegen.bench.rows import LONG_TOKENS, Row, grouped_rows, work_of
 from cakegen.bench.stats import Summary
 from cakegen.bench.stream_probe import StreamProbe
@@ -193,14 +193,16 @@ class RowMeasurement:
         for name, build in RIVALS[self._case.row.stage].items():
             for pointwise in self._pointwise:
                 label = f"{RIVAL_PREFIX}{name}" + ("" if pointwise.how == "compiled" else f" {pointwise.how}")
-                if self._try_rival(calls, label, partial(build_rival, build, pointwise)):
+                if self._try_rival(calls, label, partial(build_rival, build, pointwise), tolerances_of(name)):
                     break
 
-    def _try_rival(self, calls: dict[str, Call], label: str, build: Callable[[Case], Arm]) -> bool:
+    def _try_rival(
+        self, calls: dict[str, Call], label: str, build: Callable[[Case], Arm], tolerances: Mapping[str, float]
+    ) -> bool:
         """Whether a chain runs here and is right; a stock chain may fail with any exception."""
         case, clock = self._case, self._bench.clock
         try:
-            calls[label] = capture_checked(build(case), case, clock, RIVAL_TOLERANCES)
+            calls[label] = capture_checked(build(case), case, clock, tolerances)
         except Exception as error:
             # raises if the device is lost, which is no chain's private trouble
             clock.settle()

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from cakegen.bench.arms import Arm
-from cakegen.bench.operands import Case, FrontWeights, TailWeights
+from cakegen.bench.operands import RIVAL_TOLERANCES, TOLERANCES, Case, FrontWeights, TailWeights
 from cakegen.bench.pointwise import Pointwise
 
 Builder = Callable[[Case, Pointwise], Arm]
+SEPARATE_FP32 = "separate_fp32"
+"""Reads the weights in place and rounds where the contract does: what a chain costs that could stand in for us."""
 
 
 def multiply_fp32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
@@ -32,6 +34,21 @@ def front_separate(case: Case, pointwise: Pointwise) -> Arm:
         multiply_fp32(x, weights.gate, logits)
         torch.mm(x, weights.down.T, out=latent)
         torch.mm(x, weights.gate_up.T, out=gate_up)
+        pointwise.situ(gate_up, shared_act)
+
+    return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
+
+
+def front_separate_fp32(case: Case, pointwise: Pointwise) -> Arm:
+    """As `front_separate`, but gate and up come in fp32, so that shared_act is rounded once, as a program's is."""
+    weights, dims, x = _front(case), case.dims, case.inputs["x"]
+    logits, latent = case.empty(dims.experts, torch.float32), case.empty(dims.latent)
+    gate_up, shared_act = case.empty(weights.gate_up.shape[0], torch.float32), case.shared_act_room()
+
+    def call() -> None:
+        multiply_fp32(x, weights.gate, logits)
+        torch.mm(x, weights.down.T, out=latent)
+        multiply_fp32(x, weights.gate_up, gate_up)
         pointwise.situ(gate_up, shared_act)
 
     return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
@@ -82,6 +99,23 @@ def tail_separate(case: Case, pointwise: Pointwise) -> Arm:
     return Arm(call, {"y": y, "out": out})
 
 
+def tail_separate_fp32(case: Case, pointwise: Pointwise) -> Arm:
+    """The norm, both products in fp32, and one kernel that adds them and rounds once, as a program does."""
+    weights = _tail(case)
+    routed, shared_act = case.inputs["routed"], case.inputs["shared_act"]
+    y, out = case.empty(case.dims.latent), case.empty(case.dims.hidden)
+    routed_product, shared_product = (case.empty(case.dims.hidden, torch.float32) for _ in range(2))
+    part, up = y[:, weights.columns], weights.up[:, weights.columns]
+
+    def call() -> None:
+        pointwise.norm(routed, weights.norm, y)
+        multiply_fp32(part, up, routed_product)
+        multiply_fp32(shared_act, weights.down, shared_product)
+        torch.add(routed_product, shared_product, out=out)
+
+    return Arm(call, {"y": y, "out": out})
+
+
 def tail_joined(case: Case, pointwise: Pointwise) -> Arm:
     """The norm of this rank's columns, then one GEMM over `[y slice | shared_act]` and `[up slice | down]`.
 
@@ -113,9 +147,21 @@ def _tail(case: Case) -> TailWeights:
 
 
 RIVALS: Mapping[str, Mapping[str, Builder]] = {
-    "front": {"separate": front_separate, "joined": front_joined, "joined_fp32": front_joined_fp32},
-    "tail": {"separate": tail_separate, "joined": tail_joined},
+    "front": {
+        "separate": front_separate,
+        SEPARATE_FP32: front_separate_fp32,
+        "joined": front_joined,
+        "joined_fp32": front_joined_fp32,
+    },
+    "tail": {"separate": tail_separate, SEPARATE_FP32: tail_separate_fp32, "joined": tail_joined},
 }
+
+
+def tolerances_of(name: str) -> Mapping[str, float]:
+    """What a chain is held to: our own tolerances where it rounds as we do (`y` apart, whose squares torch adds in
+    another order), else wider ones.
+    """
+    return {**TOLERANCES, "y": RIVAL_TOLERANCES["y"]} if name == SEPARATE_FP32 else RIVAL_TOLERANCES
 
 
 def gemm_limit(case: Case) -> Arm:

@@ -89,12 +89,15 @@ def write_table(table: MeasuredTable, file: Path) -> None:
 
 
 def describe_table(table: MeasuredTable) -> Iterator[str]:
-    """How many rows each side wins, and each row that a stock chain wins."""
+    """How many rows each side wins, how many each chain does, and each row that a stock chain wins."""
     lost = [row for row in table.rows if row.faster() != OURS]
     yield (
         f"{len(table.rows)} rows: in {len(table.rows) - len(lost)} no stock chain is {MARGIN - 1:.0%} faster, "
         f"in {len(lost)} one is"
     )
+    for name in dict.fromkeys(name for row in table.rows for name in row.chains_us):
+        count = sum(row.ratio(name) >= MARGIN for row in table.rows)
+        yield f"  {name}: {count} of {sum(name in row.chains_us for row in table.rows)}"
     for row in lost:
         yield (
             f"  {_name(row)}: ours {row.ours_us:.4g} us, {row.fastest} {row.chains_us[row.fastest]:.4g} us: "

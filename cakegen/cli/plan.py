@@ -161,7 +161,7 @@ def _describe_measured(plan: Plan, tables: tuple[MeasuredTable, ...]) -> Iterato
                 yield f"           measured with other programs: {', '.join(row.keys)}"
         yield f"  faster   {verdict.faster}: {verdict.reason}"
         if verdict.faster != OURS:
-            yield "  launched the programs above: a stock chain is outside of the contract"
+            yield "  launched the programs above: backend='auto' takes no stock chain"
 
 
 def _grid(launch: Launch) -> str:

@@ -49,7 +49,7 @@ def bench(moe: LatentMoe) -> Bench:
 def test_decode_row_is_checked_timed_and_limited_by_the_probe(bench: Bench, stage: str, tp: int) -> None:
     (record,) = measure_rows(bench, [Row(stage, tp, 5)])
     assert (record.status, record.problem, record.unavailable) == ("timed", None, {})
-    chains = {"separate", "joined", "joined_fp32"} if stage == "front" else {"separate", "joined"}
+    chains = {"separate", "separate_fp32", "joined"} | ({"joined_fp32"} if stage == "front" else set())
     ours = {"ours", "ours again", "ours packed", "floor", "stream 128x128", "stream 128x64", "stream 64x64"}
     assert set(record.arms) == ours | {f"rival {name} eager" for name in chains}
     for value in (record.ours_us, record.rival_us, record.ratio, record.noise, record.packed_us, record.floor_us):
@@ -113,6 +113,50 @@ def test_wrong_rival_is_recorded_and_not_timed(bench: Bench, monkeypatch: pytest
     (record,) = measure_rows(bench, [Row("tail", 1, 2)])
     assert record.rival == "separate eager"
     assert record.unavailable["rival joined eager"].startswith("WrongResult: out: ")
+
+
+@pytest.mark.parametrize(("stage", "output"), [("front", "shared_act"), ("tail", "out")])
+def test_chain_that_rounds_once_errs_less_than_one_that_rounds_between_its_kernels(
+    bench: Bench, stage: str, output: str
+) -> None:
+    dims = bench.moe.model.dims
+    case = make_operands(dims, Row(stage, 8, 100), CPU, 0).case
+    pointwise = measure.pointwise_to_try(bench, case.weights)[0]
+    errors = {}
+    for name in ("separate", rivals.SEPARATE_FP32):
+        arm = rivals.RIVALS[stage][name](case, pointwise)
+        arm.call()
+        assert find_faults(arm.outputs, case.expected, rivals.tolerances_of(name)) == []
+        errors[name] = float((arm.outputs[output].double() - case.expected[output]).norm())
+    assert errors["separate"] > 1.1 * errors[rivals.SEPARATE_FP32]
+
+
+def enlarged(build: Callable[..., Any], output: str) -> Callable[..., Any]:
+    """An arm one of whose outputs is 2 % too large: within a rival's tolerance, outside of ours."""
+
+    def build_enlarged(*arguments: Any) -> Any:
+        arm = build(*arguments)
+
+        def call() -> None:
+            arm.call()
+            arm.outputs[output].mul_(1.02)
+
+        return arms.Arm(call, arm.outputs, arm.keys)
+
+    return build_enlarged
+
+
+@pytest.mark.parametrize(("stage", "output"), [("front", "shared_act"), ("tail", "out")])
+def test_chain_that_rounds_as_we_do_is_held_to_our_tolerances(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, stage: str, output: str
+) -> None:
+    build = enlarged(rivals.RIVALS[stage]["separate"], output)
+    monkeypatch.setattr(measure, "RIVALS", {stage: {"separate": build, rivals.SEPARATE_FP32: build}})
+    (record,) = measure_rows(bench, [Row(stage, 1, 4)])
+    assert "rival separate eager" in record.arms
+    wrong = record.unavailable["rival separate_fp32 eager"]
+    assert wrong.startswith(f"WrongResult: {output}: ")
+    assert "outside atol = rtol = 0.01" in wrong
 
 
 def test_rival_that_can_not_run_leaves_its_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

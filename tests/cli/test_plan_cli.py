@@ -144,7 +144,7 @@ def test_plan_names_the_measured_rows_beside_it_and_which_way_is_faster(tmp_path
         "  T 256    ours 120 us; stock chains: joined 100 us, separate 110 us\n"
         "  T 512    ours 105 us; stock chains: joined 100 us, separate 110 us\n"
         "  faster   joined: at least 3% faster in each; ours / joined is 1.200 at T 256, 1.050 at T 512\n"
-        "  launched the programs above: a stock chain is outside of the contract\n"
+        "  launched the programs above: backend='auto' takes no stock chain\n"
     )
     measured = run(*H200, "--tokens", "512", "--measured", file)
     assert "measured with other programs: tail_norm:e1@sm_90a, tail_gemm:old@sm_90a\n" in measured.output
