@@ -70,7 +70,7 @@ def test_plan_json_has_one_exact_object_a_line() -> None:
     assert decode == {
         **request,
         "tokens": 128,
-        "launches": [{"key": key, "grid_ctas": [94, 1, 1], "parameters": {}}],
+        "launches": [{"key": key, "grid_ctas": [94, 1, 1], "parameters": {"weights_ahead": 3}}],
     }
     parameters = {
         "m_tiles": 2,

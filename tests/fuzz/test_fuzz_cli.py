@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cakegen.cli.main import COMMANDS, main
 
 # these measure, or run for minutes; their options are parsed by the same rules
-SLOW = ("bench", "demo", "emulate")
+SLOW = ("bench", "demo", "emulate", "tune")
 NAMES = sorted(set(COMMANDS) - set(SLOW))
 WORDS = (
     "tiny_latent_moe",
