@@ -60,6 +60,7 @@ def free(machine: Machine, strand: Strand, instruction: Instruction) -> None:
 
 def relinquish(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.relinquish_alloc_permit` (PTX ISA 9.7.16.7)."""
+
     def promise(memories: list[TensorMemory]) -> int:
         for memory in memories:
             memory.relinquished = True
