@@ -126,7 +126,7 @@ def test_producer_that_does_not_wait_for_the_front_is_reported(
     assert "shared_act" in caught.value.message
 
 
-@pytest.mark.parametrize("export", ["tiny_latent_moe"])
+@pytest.mark.parametrize("export", ["tiny_latent_moe", "kimi_k3_latent_moe"])
 def test_committed_tables_hold_every_key_and_are_clean(export: str) -> None:
     """`make emulate-full` writes them; it runs what is missing, and what was written of other texts."""
     rows = [row for file in sorted(TABLES.glob("*.tsv")) for row in read_rows(file)]
