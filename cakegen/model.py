@@ -212,6 +212,8 @@ class HopperPrefillRules:
     narrow_iter_percent
         What an iteration of a narrow tile costs, in percent of one of a wide tile. It multiplies
         `narrow_block_n / block_n` as much, and reads the tokens as often again.
+    narrow_epilogue_iters, narrow_segment_cost
+        As `epilogue_iters` and `stream_k_segment_cost`, in iterations of narrow tiles. Only the last end counts.
     raster_m_tiles
         Row tiles of `block_m` that pass a weight tile one after another, so that it is read from L2.
     epilogue_iters
@@ -224,7 +226,10 @@ class HopperPrefillRules:
     stream_k_segment_cost
         What each segment of a tile after the first costs the CTA that sums them.
     stream_k_min_saving
-        Fewest iterations that a cut must save: over whole tiles, and a wider cut over a narrower one.
+        Fewest iterations that a cut of the trailing wave must save over whole tiles.
+    stream_k_wider_min_saving
+        Fewest iterations that cutting the wave before it too must save over the better of those two: it reads weights
+        at more places at once, and its workspace is far larger.
     """
 
     block_m: int
@@ -234,12 +239,15 @@ class HopperPrefillRules:
     narrow_block_n: int
     narrow_stages: int
     narrow_iter_percent: int
+    narrow_epilogue_iters: int
+    narrow_segment_cost: int
     raster_m_tiles: int
     epilogue_iters: int
     stream_k_min_ipc: int
     stream_k_max_segments: int
     stream_k_segment_cost: int
     stream_k_min_saving: int
+    stream_k_wider_min_saving: int
 
 
 @dataclass(frozen=True)

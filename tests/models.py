@@ -85,13 +85,16 @@ PREFILL_SM90 = HopperPrefillRules(
     num_stages=4,
     narrow_block_n=128,
     narrow_stages=6,
-    narrow_iter_percent=60,
+    narrow_iter_percent=54,
+    narrow_epilogue_iters=6,
+    narrow_segment_cost=19,
     raster_m_tiles=16,
-    epilogue_iters=4,
+    epilogue_iters=6,
     stream_k_min_ipc=8,
     stream_k_max_segments=4,
-    stream_k_segment_cost=4,
-    stream_k_min_saving=6,
+    stream_k_segment_cost=8,
+    stream_k_min_saving=7,
+    stream_k_wider_min_saving=26,
 )
 
 FAMILIES = (
@@ -118,9 +121,12 @@ TINY_PREFILL_CHANGES: dict[str, int] = {
 TINY_PREFILL_SM90_CHANGES: dict[str, int] = {
     "narrow_iter_percent": 64,
     "epilogue_iters": 0,
+    "narrow_epilogue_iters": 0,
+    "narrow_segment_cost": 0,
     "stream_k_min_ipc": 3,
     "stream_k_segment_cost": 0,
     "stream_k_min_saving": 1,
+    "stream_k_wider_min_saving": 1,
 }
 # Decode: at 3 SMs no tail grid of 4 CTAs is resident (the norm apart), at 6 one CTA a tile is, from 8 on pairs are.
 # Prefill: at 8 and 10 SMs the Blackwell GEMMs take one wave, several, or a cut one; on Hopper all counts together reach
@@ -175,16 +181,23 @@ def tiny_model() -> Model:
     )
 
 
-def tiny_one_tile_models() -> tuple[Model, ...]:
-    """The tiny model with Hopper's wide prefill tiles only, and with the narrow ones only: all their ways to be cut.
-
-    The tiny model's tree holds the programs of both.
-    """
-    tiny = tiny_model()
+def one_tile_models(model: Model) -> tuple[Model, ...]:
+    """A model with Hopper's wide prefill tiles only, and with narrow ones only; its tree holds the programs of both."""
     return tuple(
-        dataclasses.replace(tiny, prefill_sm90=dataclasses.replace(tiny.prefill_sm90, narrow_iter_percent=percent))
+        dataclasses.replace(model, prefill_sm90=dataclasses.replace(model.prefill_sm90, narrow_iter_percent=percent))
         for percent in (MAX_ITER_PERCENT, 1)
     )
+
+
+def tiny_one_tile_models() -> tuple[Model, ...]:
+    """The tiny model's; together they reach every way to cut either tile."""
+    return one_tile_models(tiny_model())
+
+
+def tiny_quarters_model() -> Model:
+    """The tiny model with wide tiles whose 8 K iterations may be cut in quarters: segments that end where tiles do."""
+    wide, _ = tiny_one_tile_models()
+    return dataclasses.replace(wide, prefill_sm90=dataclasses.replace(wide.prefill_sm90, stream_k_min_ipc=2))
 
 
 def tiny_ragged_model() -> Model:

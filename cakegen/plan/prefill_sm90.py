@@ -21,7 +21,7 @@ from cakegen.plan.norm import norm_launch
 from cakegen.plan.records import GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
 from cakegen.plan.smem import BF16_BYTES
-from cakegen.plan.stream_k import Cut, plan_waves
+from cakegen.plan.stream_k import Cut, hopper_costs, plan_waves
 from cakegen.plan.workspace import MMA_WARPGROUPS
 
 
@@ -124,8 +124,9 @@ def _choose_tile(
     pair_rows = m_tiles_of(rules.block_m, tokens) // 2
     choices = []
     for tile in _tiles(rules):
-        count, hidden = pair_rows * n_tiles_of(tile.block_n), tile.tile_groups < MMA_WARPGROUPS
-        choices.append((tile, plan_waves(count, num_k, device.resident_pairs, rules, hidden=hidden)))
+        costs = hopper_costs(rules, narrow=tile.tile_groups < MMA_WARPGROUPS)
+        tiles = pair_rows * n_tiles_of(tile.block_n)
+        choices.append((tile, plan_waves(tiles, num_k, device.resident_pairs, costs)))
     tile, cut = min(choices, key=lambda choice: choice[0].iter_percent * choice[1].cost)
     reason = " against ".join(
         f"{cut.cost} iterations * {tile.iter_percent} % with {tile.block_n} columns" for tile, cut in choices

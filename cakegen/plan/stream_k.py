@@ -65,6 +65,8 @@ class CutCosts:
         Each segment of a tile after the first.
     min_saving
         What a cut must save at least.
+    wider_min_saving
+        What a cut of two waves must save at least over anything narrower.
     """
 
     min_ipc: int
@@ -73,6 +75,7 @@ class CutCosts:
     epilogues_hidden: bool
     segment: int
     min_saving: int
+    wider_min_saving: int
 
     def ends(self, pieces: int) -> int:
         """What the ends of pieces that one pair runs cost."""
@@ -152,23 +155,22 @@ def plan_stream_k(tiles: int, num_k: int, reuse: int, resident: int, rules: Pref
     best = min(found, key=lambda option: option.cost)
     whole = whole_cost(tiles, num_k, resident, costs)
     if whole - best.cost < costs.min_saving:
-        return whole_tiles(tiles, num_k, _no_saving(best.cost, whole, costs))
+        return whole_tiles(tiles, num_k, _no_saving(best.cost, whole, costs.min_saving))
     return best.split
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_waves(tiles: int, num_k: int, resident: int, rules: HopperPrefillRules, *, hidden: bool) -> Cut:
+def plan_waves(tiles: int, num_k: int, resident: int, costs: CutCosts) -> Cut:
     """Hopper's rule, for both GEMMs: a ladder from whole tiles to wider cuts, each rung of which must pay.
 
     Parameters
     ----------
     tiles, num_k, resident
         As in `plan_halves`.
-    hidden
-        As `CutCosts.epilogues_hidden`.
+    costs
+        Those of the tile's kind.
     """
     waves, rem = divmod(tiles, resident)
-    costs = _hopper_costs(rules, hidden)
     whole = whole_cost(tiles, num_k, resident, costs)
 
     def uncut(reason: str) -> Cut:
@@ -177,19 +179,22 @@ def plan_waves(tiles: int, num_k: int, resident: int, rules: HopperPrefillRules,
     if rem == 0:
         return uncut(f"{tiles} tiles are {waves} full waves of {resident}")
     # 1. whole tiles; 2. the trailing wave is cut; 3. with it the wave before, for which the workspace is far larger
-    cuts = [rem] if waves == 0 else [rem, rem + resident]
-    found = [option for cut in cuts if (option := cheapest_cut(tiles, cut, num_k, resident, costs)) is not None]
+    cuts = {rem: costs.min_saving}
+    if waves:
+        cuts[rem + resident] = costs.wider_min_saving
+    found = {cut: option for cut in cuts if (option := cheapest_cut(tiles, cut, num_k, resident, costs)) is not None}
     if not found:
-        return uncut(f"no cut of {cuts} tiles keeps {costs.max_segments} segments a tile")
+        return uncut(f"no cut of {list(cuts)} tiles keeps {costs.max_segments} segments a tile")
     least, chosen = whole, None
-    for option in found:
-        if least - option.cost >= costs.min_saving:
+    for cut, option in found.items():
+        if least - option.cost >= cuts[cut]:
             least, chosen = option.cost, option
-    return chosen or uncut(_no_saving(min(option.cost for option in found), whole, costs))
+    cheapest = min(found, key=lambda cut: found[cut].cost)
+    return chosen or uncut(_no_saving(found[cheapest].cost, whole, cuts[cheapest]))
 
 
-def _no_saving(cost: int, whole: int, costs: CutCosts) -> str:
-    return f"the cheapest cut costs {cost} of {whole} iterations: saves {whole - cost}, under {costs.min_saving}"
+def _no_saving(cost: int, whole: int, least: int) -> str:
+    return f"the cheapest cut costs {cost} of {whole} iterations: saves {whole - cost}, under {least}"
 
 
 def _sm100_costs(rules: PrefillRules) -> CutCosts:
@@ -201,17 +206,20 @@ def _sm100_costs(rules: PrefillRules) -> CutCosts:
         epilogues_hidden=True,
         segment=rules.stream_k_segment_cost,
         min_saving=rules.stream_k_min_saving,
+        wider_min_saving=rules.stream_k_min_saving,
     )
 
 
-def _hopper_costs(rules: HopperPrefillRules, hidden: bool) -> CutCosts:
+def hopper_costs(rules: HopperPrefillRules, *, narrow: bool) -> CutCosts:
+    """Of wide or narrow tiles, in their own iterations. With narrow ones the warpgroups take turns: ends are hidden."""
     return CutCosts(
         min_ipc=rules.stream_k_min_ipc,
         max_segments=rules.stream_k_max_segments,
-        epilogue=rules.epilogue_iters,
-        epilogues_hidden=hidden,
-        segment=rules.stream_k_segment_cost,
+        epilogue=rules.narrow_epilogue_iters if narrow else rules.epilogue_iters,
+        epilogues_hidden=narrow,
+        segment=rules.narrow_segment_cost if narrow else rules.stream_k_segment_cost,
         min_saving=rules.stream_k_min_saving,
+        wider_min_saving=rules.stream_k_wider_min_saving,
     )
 
 

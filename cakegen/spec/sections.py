@@ -21,6 +21,7 @@ Count = Annotated[int, Field(ge=0, le=2**20)]
 Positive = Annotated[int, Field(ge=1, le=2**20)]
 Percent = Annotated[int, Field(ge=0, le=100)]
 Stages = Annotated[int, Field(ge=1, le=32)]
+MinSaving = Annotated[int, Field(ge=1, le=2**20, description="a cut that saves nothing is none")]
 GemmTile = Annotated[int, Field(ge=64, le=256, multiple_of=64, description="a tensor-map box has at most 256 rows")]
 # operands are addressed in 32 bits, and a vector of 8 bf16 is 16 bytes
 Width = Annotated[int, Field(ge=64, le=2**17, multiple_of=8)]
@@ -153,9 +154,12 @@ class PrefillSm90Section(Section):
     narrow_block_n: Annotated[int, Field(ge=128, le=128, description="half of it is the 64 gate rows of a shared tile")]
     narrow_stages: Stages
     narrow_iter_percent: Annotated[int, Field(ge=1, le=MAX_ITER_PERCENT)]
+    narrow_epilogue_iters: Count
+    narrow_segment_cost: Count
     raster_m_tiles: Annotated[int, Field(ge=2, le=2**20, multiple_of=2, description="a pair of CTAs has two row tiles")]
     epilogue_iters: Count
     stream_k_min_ipc: Positive
     stream_k_max_segments: Annotated[int, Field(ge=1, le=64)]
     stream_k_segment_cost: Count
-    stream_k_min_saving: Annotated[int, Field(ge=1, le=2**20, description="a cut that saves nothing is none")]
+    stream_k_min_saving: MinSaving
+    stream_k_wider_min_saving: MinSaving

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from models import tiny_one_tile_models
+from models import tiny_one_tile_models, tiny_quarters_model
 
 from cakegen.emulator import Options
 from cakegen.emulator.cases import Case, emulate_case, find_case
@@ -51,6 +51,13 @@ def test_cut_tiles_are_summed_by_the_last_segment(registry: Registry, case: Case
     launches = case.plan(registry.model).launches
     assert any(partials_elems(launch) for launch in launches), "the plan must cut tiles"
     same_under_all_schedules(registry, case)
+
+
+def test_aligned_quarters_follow_whole_tiles(registry: Registry) -> None:
+    model, case = tiny_quarters_model(), Case("front", 8, 140, sm_count=8)
+    parameters = dict(case.plan(model).launches[-1].parameters)
+    assert [parameters[name] for name in ("full_items", "sk_ipc", "sk_max_seg", "sk_total")] == [4, 2, 4, 8]
+    same_under_all_schedules(dataclasses.replace(registry, model=model), case)
 
 
 @pytest.mark.parametrize("case", [Case("front", 8, 256, sm_count=6), Case("tail", 1, 400, sm_count=6)], ids=str)

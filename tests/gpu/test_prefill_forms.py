@@ -27,7 +27,7 @@ from gpu_cases import (
 )
 from gpu_checks import check_chunks, check_front, check_tail
 from gpu_prefill import ROWS, Example, examples
-from models import tiny_ragged_model
+from models import one_tile_models, tiny_ragged_model
 from random_models import random_model
 
 from cakegen.errors import LaunchError
@@ -41,12 +41,19 @@ Record = Callable[[str, object], None]
 
 
 def models_of_devices(registry: Registry, flags: tuple[str, ...] = ()) -> Iterator[LatentMoe]:
-    """The model on this device as it is, then on every smaller one that it is exported for."""
+    """The model as it is, with wide tiles only and with narrow ones only: on this device and on those of its export."""
     target = registry.model.target("sm_90a")
     assert target is not None
-    yield LatentMoe(registry, compile_flags=flags)
-    for sm_count in target.sm_counts:
-        yield LatentMoe(registry, device_facts=DeviceFacts.nominal("sm_90a", sm_count), compile_flags=flags)
+    for model in (registry.model, *one_tile_models(registry.model)):
+        of_model = dataclasses.replace(registry, model=model)
+        yield LatentMoe(of_model, compile_flags=flags)
+        for sm_count in target.sm_counts:
+            yield LatentMoe(of_model, device_facts=DeviceFacts.nominal("sm_90a", sm_count), compile_flags=flags)
+
+
+def label_of(moe: LatentMoe, example: Example) -> str:
+    """What a finding names: the device, the tiles that its plan prefers, the request."""
+    return f"{moe._device_facts} narrow {moe.model.prefill_sm90.narrow_iter_percent} % {example}"
 
 
 def case_of(
@@ -72,14 +79,12 @@ def test_every_form_matches(
 ) -> None:
     """Every form that each device plans, on this one: their grids differ where their forms do not."""
     checks = Checks()
-    forms: set[Hashable] = set()
+    forms: dict[DeviceFacts | None, set[Hashable]] = {}
     for moe in models_of_devices(prefill_moe.registry):
-        seen: set[Hashable] = set()
-        for example in examples(moe, seen):
+        for example in examples(moe, forms.setdefault(moe._device_facts, set())):
             case = case_of(example, moe, prefill_weights, partials, 2)
-            check_example(checks, case, example, f"{moe._device_facts} {example}")
-        forms |= seen
-    record_property("forms", len(forms))
+            check_example(checks, case, example, label_of(moe, example))
+    record_property("forms", len(set().union(*forms.values())))
     record_property("cases", checks.settle())
 
 
@@ -96,7 +101,7 @@ def test_ragged_cut_slices_match(
         for example in examples(moe, seen, ("tail",)):
             for rank in {0, example.tp - 1}:
                 case = TailCase(moe, weights, example.tp, rank, 1, partials)
-                check_example(checks, case, example, f"{moe._device_facts} {example} rank {rank}")
+                check_example(checks, case, example, f"{label_of(moe, example)} rank {rank}")
     assert any({"ragged", "split_k"} <= set(form) for form in seen if isinstance(form, tuple))
     record_property("cases", checks.settle())
 
@@ -109,7 +114,7 @@ def test_chaos_seeds_do_not_change_a_bit(
     record = prefill_moe.wait_record(prefill_weights.x.device)
     seen: set[Hashable] = set()
     for chaotic in models_of_devices(prefill_moe.registry, CHAOS):
-        calm = LatentMoe(prefill_moe.registry, device_facts=chaotic._device_facts)
+        calm = LatentMoe(chaotic.registry, device_facts=chaotic._device_facts)
         for example in examples(chaotic, seen):
             case = case_of(example, calm, prefill_weights, partials, 2)
             expected = tuple(value.clone() for value in case.prepare(example.tokens)())
@@ -120,7 +125,7 @@ def test_chaos_seeds_do_not_change_a_bit(
                 record.write_chaos_seed(seed)
                 case.poison()
                 for name, value, other in zip(case.names, runner(), expected, strict=True):
-                    checks.equal(f"{chaotic._device_facts} {example} {name} seed {seed}", value, other)
+                    checks.equal(f"{label_of(chaotic, example)} {name} seed {seed}", value, other)
     torch.cuda.synchronize()
     record.write_chaos_seed(0)
     record_property("forms", len(seen))
@@ -140,6 +145,7 @@ def random_prefill_model(seed: int) -> Model:
         stream_k_max_segments=chance.randint(2, 4),
         stream_k_segment_cost=chance.choice((0, 1)),
         stream_k_min_saving=1,
+        stream_k_wider_min_saving=1,
     )
     return dataclasses.replace(model, prefill_sm90=rules)
 

@@ -7,7 +7,15 @@ import dataclasses
 import pytest
 
 from cakegen.model import HopperPrefillRules, Model
-from cakegen.plan.stream_k import Split, max_pieces, max_segments, plan_halves, plan_stream_k, plan_waves
+from cakegen.plan.stream_k import (
+    Split,
+    hopper_costs,
+    max_pieces,
+    max_segments,
+    plan_halves,
+    plan_stream_k,
+    plan_waves,
+)
 
 RESIDENT = 74
 WHOLE = (48, 66, 132, 192, 264, 768, 1056, 1536, 2112, 4224)
@@ -117,68 +125,97 @@ def test_tail_takes_the_cheapest_cut(kimi: Model) -> None:
 HOPPER_RESIDENT = 66
 
 
+@pytest.fixture
+def hopper(kimi: Model) -> HopperPrefillRules:
+    """Round costs, whatever the export's are."""
+    return dataclasses.replace(
+        kimi.prefill_sm90,
+        epilogue_iters=4,
+        stream_k_segment_cost=4,
+        stream_k_min_saving=6,
+        stream_k_wider_min_saving=6,
+    )
+
+
 def split_waves(tiles: int, num_k: int, resident: int, rules: HopperPrefillRules) -> Split:
-    return plan_waves(tiles, num_k, resident, rules, hidden=False).split
+    return plan_waves(tiles, num_k, resident, hopper_costs(rules, narrow=False)).split
 
 
-def test_waves_are_cut_at_the_modelled_cost(kimi: Model) -> None:
+def test_waves_are_cut_at_the_modelled_cost(hopper: HopperPrefillRules) -> None:
     # 41 iterations, 4 for each of 2 pieces' ends, 4 for each of 3 further segments; whole: 112 and one end
-    split = split_waves(24, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
+    split = split_waves(24, 112, HOPPER_RESIDENT, hopper)
     assert (split.num_items, split.sk_ipc, split.sk_max_seg) == (66, 41, 4)
     assert "cost 61 instead of 116, saves 55 (at least 6)" in split.reason
 
 
-def test_waves_stay_whole_where_a_cut_saves_too_little(kimi: Model) -> None:
-    rules = kimi.prefill_sm90
-    split = split_waves(192, 112, HOPPER_RESIDENT, rules)
+def test_waves_stay_whole_where_a_cut_saves_too_little(hopper: HopperPrefillRules) -> None:
+    split = split_waves(192, 112, HOPPER_RESIDENT, hopper)
     assert (split.num_items, split.sk_total) == (192, 0)
     assert split.reason == "the cheapest cut costs 346 of 348 iterations: saves 2, under 6"
-    assert split_waves(192, 112, HOPPER_RESIDENT, dataclasses.replace(rules, stream_k_min_saving=2)).sk_total
+    # its 60 trailing tiles and a wave more save 2
+    cheaper = dataclasses.replace(hopper, stream_k_wider_min_saving=2)
+    assert split_waves(192, 112, HOPPER_RESIDENT, cheaper).sk_total == (60 + HOPPER_RESIDENT) * 112
 
 
-def test_full_waves_stay_whole(kimi: Model) -> None:
-    split = split_waves(132, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
+def test_full_waves_stay_whole(hopper: HopperPrefillRules) -> None:
+    split = split_waves(132, 112, HOPPER_RESIDENT, hopper)
     assert (split.num_items, split.sk_total) == (132, 0)
     assert split.reason == "132 tiles are 2 full waves of 66"
 
 
-def test_wider_cut_must_pay_for_its_workspace(kimi: Model) -> None:
+def test_wider_cut_must_pay_for_its_workspace(hopper: HopperPrefillRules) -> None:
     # 96 tiles: 30 trailing ones as halves cost 180, all 96 together 179
-    narrow = split_waves(96, 112, HOPPER_RESIDENT, kimi.prefill_sm90)
+    narrow = split_waves(96, 112, HOPPER_RESIDENT, hopper)
     assert (narrow.full_items, narrow.sk_ipc) == (66, 56)
-    cheapest = dataclasses.replace(kimi.prefill_sm90, stream_k_min_saving=1)
+    cheapest = dataclasses.replace(hopper, stream_k_wider_min_saving=1)
     wide = split_waves(96, 112, HOPPER_RESIDENT, cheapest)
     assert (wide.full_items, wide.sk_ipc) == (0, 163)
 
 
-def test_end_of_a_piece_makes_crossing_items_dearer(kimi: Model) -> None:
+def test_end_of_a_piece_makes_crossing_items_dearer(hopper: HopperPrefillRules) -> None:
     # 41 + 2 ends + 3 segments against 56 + 1 end + 1 segment: aligned halves are cheaper from ends of 8 iterations on
-    rules = kimi.prefill_sm90
     for ends, ipc in ((7, 41), (8, 56), (20, 56)):
-        assert split_waves(24, 112, HOPPER_RESIDENT, dataclasses.replace(rules, epilogue_iters=ends)).sk_ipc == ipc
+        assert split_waves(24, 112, HOPPER_RESIDENT, dataclasses.replace(hopper, epilogue_iters=ends)).sk_ipc == ipc
 
 
-def test_no_cut_keeps_too_many_segments(kimi: Model) -> None:
-    one = dataclasses.replace(kimi.prefill_sm90, stream_k_max_segments=1, stream_k_min_ipc=200)
+def test_no_cut_keeps_too_many_segments(hopper: HopperPrefillRules) -> None:
+    one = dataclasses.replace(hopper, stream_k_max_segments=1, stream_k_min_ipc=200)
     split = split_waves(1, 112, HOPPER_RESIDENT, one)
     assert (split.num_items, split.sk_total) == (1, 0)
     assert split.reason == "no cut of [1] tiles keeps 1 segments a tile"
 
 
-def test_hidden_ends_cost_the_last_alone(kimi: Model) -> None:
-    rules = kimi.prefill_sm90
-    # 7 waves of 19 iterations and an end of 4 each, or one in all
-    assert plan_waves(448, 19, HOPPER_RESIDENT, rules, hidden=False).cost == 7 * (19 + 4)
-    assert plan_waves(448, 19, HOPPER_RESIDENT, rules, hidden=True).cost == 7 * 19 + 4
+def test_hidden_ends_cost_the_last_alone(hopper: HopperPrefillRules) -> None:
+    wide = dataclasses.replace(hopper_costs(hopper, narrow=False), epilogue=4)
+    narrow = dataclasses.replace(hopper_costs(hopper, narrow=True), epilogue=5, segment=6)
+    # 7 waves of 19 iterations and an end each, or one in all
+    assert plan_waves(448, 19, HOPPER_RESIDENT, wide).cost == 7 * (19 + 4)
+    assert plan_waves(448, 19, HOPPER_RESIDENT, narrow).cost == 7 * 19 + 5
     # 41 iterations in 2 pieces, 3 further segments
-    assert plan_waves(24, 112, HOPPER_RESIDENT, rules, hidden=True).cost == 41 + 4 + 3 * 4
+    assert plan_waves(24, 112, HOPPER_RESIDENT, narrow).cost == 41 + 5 + 3 * 6
+
+
+def test_each_kind_of_tile_has_its_own_costs(hopper: HopperPrefillRules) -> None:
+    rules = dataclasses.replace(
+        hopper,
+        epilogue_iters=1,
+        narrow_epilogue_iters=2,
+        stream_k_segment_cost=3,
+        narrow_segment_cost=4,
+        stream_k_min_saving=5,
+        stream_k_wider_min_saving=6,
+    )
+    wide, narrow = (hopper_costs(rules, narrow=narrow) for narrow in (False, True))
+    assert (wide.epilogue, wide.epilogues_hidden, wide.segment) == (1, False, 3)
+    assert (narrow.epilogue, narrow.epilogues_hidden, narrow.segment) == (2, True, 4)
+    assert {(costs.min_saving, costs.wider_min_saving) for costs in (wide, narrow)} == {(5, 6)}
 
 
 @pytest.mark.parametrize("resident", [1, 4, 39, 66])
-def test_items_of_every_cut_wave_cover_k_once(kimi: Model, resident: int) -> None:
+def test_items_of_every_cut_wave_cover_k_once(hopper: HopperPrefillRules, resident: int) -> None:
     for tiles in range(1, 200):
         for num_k in (10, 19, 112):
-            split = split_waves(tiles, num_k, resident, kimi.prefill_sm90)
+            split = split_waves(tiles, num_k, resident, hopper)
             if not split.sk_total:
                 assert split.num_items == split.full_items == tiles
                 continue

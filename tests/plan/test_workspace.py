@@ -15,9 +15,9 @@ def test_cut_gemm_has_a_slot_for_each_segment(kimi: Model, h200: DeviceFacts) ->
     wide = gemm(kimi, h200, "front", 8, 512)
     assert partials_elems(wide) == 48 * 2 * 2 * 128 * 256 == 6291456
     assert control_words(wide) == 48 * 2 * 2
-    # 47 narrow tiles of at most 3 segments, each CTA's rows one warpgroup's
+    # 47 narrow tiles of at most 2 segments, each CTA's rows one warpgroup's
     narrow = gemm(kimi, h200, "front", 8, 256)
-    assert partials_elems(narrow) == 47 * 3 * 2 * 128 * 128
+    assert partials_elems(narrow) == 47 * 2 * 2 * 128 * 128
     assert control_words(narrow) == 47 * 2
 
 
