@@ -175,7 +175,10 @@ class RemoteArrival(Pending):
         on_their_way = self.sender.remote_arrivals
         while self in on_their_way:
             first = on_their_way.pop(0)
-            first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes, first.released)
+            try:
+                first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes, first.released)
+            except Fault as fault:
+                raise (fault.at(first.where) if first.where else fault) from None
 
 
 def linear_write(start: int) -> Callable[[Array, Array], None]:

@@ -16,7 +16,7 @@ from cakegen.emulator.barriers import CountedBarrier
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.launch_control import run_launch_control
 from cakegen.emulator.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
-from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.ptx import Instruction, Vector
 from cakegen.emulator.tcgen05 import run_tcgen05
 from cakegen.emulator.vector_clock import SCOPES
 
@@ -210,10 +210,10 @@ def _atomic(machine: Machine, strand: Strand, instruction: Instruction, active: 
 
 
 def _strong_access(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
-    """`ld.acquire`, `ld.relaxed`, `st.release`, `st.relaxed` of one word; a load that polls parks.
+    """`ld.acquire`, `ld.relaxed`, `st.release`, `st.relaxed`: loads of one word, stores of a vector, too.
 
     A load that finds again what the same lanes found at the same instruction is a poll: it parks until the word is
-    written.
+    written. A vector is aligned to its size (PTX ISA 6.4.1.3), and stored as its elements would be (9.7.9.12).
     """
     kind = instruction.parts[-1]
     if "global" not in instruction.parts or kind not in ("u32", "b32", "u64", "b64"):
@@ -224,10 +224,12 @@ def _strong_access(machine: Machine, strand: Strand, instruction: Instruction, a
     if instruction.root == "st":
         address, value = instruction.operands
         at = read_address(strand, address, "u8")[active]
-        rows = np.ascontiguousarray(read_lanes(strand, value, f"u{width}")[active]).view(np.uint8).reshape(-1, width)
+        words = value.items if isinstance(value, Vector) else (value,)
+        values = np.stack([read_lanes(strand, word, f"u{width}")[active] for word in words], axis=1)
+        rows = values.view(np.uint8).reshape(-1, len(words) * width)
         thread = thread and thread.at(*place, orders="release" in instruction.parts)
         machine.memory.store(at, rows, strand.warp.cta.index, thread)
-        machine.touch(at)
+        machine.touch((at[:, None] + np.arange(0, rows.shape[1], width, dtype=np.uint64)).ravel())
         return
     target, address = instruction.operands
     at = read_address(strand, address, "u8")[active]

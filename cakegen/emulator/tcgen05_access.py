@@ -131,7 +131,8 @@ def load(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     for region in access.regions:
         memory.check_allocated(region, "tcgen05.ld")
         memory.refuse_writers(region, "tcgen05.ld")
-        memory.hand_over(region, warp, "tcgen05.ld")
+        # programs widely take `wait::ld` for enough (docs/emulator-public-kernels.md)
+        memory.hand_over(region, warp, "tcgen05.ld", needs_fence=strict)
         _require_one_half(memory, region)
         memory.reads[region.marks] += 1
     cells = memory.cells.reshape(128, -1)

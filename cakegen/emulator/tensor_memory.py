@@ -226,7 +226,9 @@ class TensorMemory:
                 f"{what} writes {region}, which a tcgen05.ld without its wait::ld, or an mma, may still read",
             )
 
-    def hand_over(self, region: Region, warp: Warp, what: str, unit: tuple[int, int] | None = None) -> None:
+    def hand_over(
+        self, region: Region, warp: Warp, what: str, unit: tuple[int, int] | None = None, needs_fence: bool = True
+    ) -> None:
         """A warp touches cells: another that touched them last must come before, and both must have fenced.
 
         Parameters
@@ -234,6 +236,9 @@ class TensorMemory:
         unit
             Of an access that a `tcgen05.commit` will cover, which is a fence before its arrival: the unit's slot and
             the time that the commit brings it to.
+        needs_fence
+            Whether this access wants a `fence::before_thread_sync` before the next warp's; earlier ones of this warp
+            want theirs in any case.
         """
         last = self.last_warp[region.marks]
         others = (last >= 0) & (last != warp.number)
@@ -242,7 +247,10 @@ class TensorMemory:
         warp.tensor.accesses += 1
         self.touched_by[warp.number] = warp
         self.last_warp[region.marks] = warp.number
-        self.last_access[region.marks] = warp.tensor.accesses if unit is None else 0
+        if not needs_fence:
+            self.last_access[region.marks] *= last == warp.number
+        else:
+            self.last_access[region.marks] = warp.tensor.accesses if unit is None else 0
         if warp.thread is not None:
             slot, time = unit or (warp.thread.slot, warp.thread.now)
             self.last_stamp[region.marks] = slot << 32 | time

@@ -127,6 +127,38 @@ def test_exit_with_a_copy_on_its_way(launch: Launch, array: Make) -> None:
     assert "the copy of box (0, 0) of weights is on its way" in str(fault)
 
 
+REMOTE_ARRIVAL = """
+    const u32 smem = smem_base();
+    u32 rank, peer;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(peer) : "r"(smem));
+    if (threadIdx.x == 0) { mbarrier_init(smem, 1); fence_mbarrier_init(); }
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (rank == 1 && threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(peer) : "memory");
+    asm volatile("barrier.cluster.arrive.ORDER.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+"""
+
+
+def test_arrival_that_a_relaxed_cluster_barrier_does_not_hold_back_finds_its_cta_gone(launch: Launch) -> None:
+    """`.relaxed` orders no memory access (PTX ISA 9.7.13.4); the report names the arrival, not the barrier."""
+    source = f"{KERNEL}() {{ {REMOTE_ARRIVAL} }}"
+    options = {"smem": 1024, "grid": 2, "cluster": 2}
+    found = []
+    for schedule in [("late", 0), *(("random", seed) for seed in range(8))]:
+        launch(source.replace("ORDER", "release"), adversary=Adversary(*schedule), **options)
+        try:
+            launch(source.replace("ORDER", "relaxed"), adversary=Adversary(*schedule), **options)
+        except Fault as fault:
+            found.append(fault)
+    assert found
+    for fault in found:
+        assert fault.kind == "exit"
+        assert "an arrival at a barrier of CTA 0, which has exited" in str(fault)
+        assert fault.where is not None
+        assert fault.where.instruction.opcode.startswith("mbarrier.arrive")
+
+
 def test_wait_for_the_wrong_parity_hangs(launch: Launch, array: Make) -> None:
     fault = with_record(
         launch, array, "if (t == 0) mbarrier_arrive(smem); __syncwarp(); mbarrier_wait(smem, 1, watch);"

@@ -122,3 +122,23 @@ def test_access_of_256_bits_that_is_not_aligned_is_reported(launch: Launch, arra
     data, out = array(np.arange(272), np.uint32), array(np.zeros(512), np.uint32)
     with pytest.raises(Fault, match=r"32 bytes at argument 1 .* is not aligned"):
         launch(WIDE.replace("SHIFT", "4"), out, data, arch="sm_100a")
+
+
+@pytest.mark.parametrize("words", [2, 4, 8])
+def test_strong_store_of_a_vector_stores_each_word(launch: Launch, array: Make, words: int) -> None:
+    """`st.relaxed` takes `.vec` (PTX ISA 9.7.9.12); its address is a multiple of the vector's size (6.4.1.3)."""
+    names = ", ".join(f"%{1 + i}" for i in range(words))
+    values = ", ".join(f'"r"(t * 10 + {i})' for i in range(words))
+    body = f"""{KERNEL}(u32* out, u32 skip) {{
+        const u32 t = threadIdx.x;
+        asm volatile("st.relaxed.cta.global.L1::no_allocate.v{words}.b32 [%0], {{{{{names}}}}};"
+            :: "l"(out + {words} * t + skip), {values} : "memory");
+    }}"""
+    source = body.replace("{{", "{").replace("}}", "}")
+    out = array(np.zeros(33 * words), np.uint32)
+    launch(source, out, 0, block=32, arch="sm_100a")
+    expected = np.arange(32)[:, None] * 10 + np.arange(words)
+    assert (out[: 32 * words].reshape(32, words) == expected).all()
+    with pytest.raises(Fault) as found:
+        launch(source, out, 1, block=32, arch="sm_100a")
+    assert found.value.kind == "out-of-bounds"

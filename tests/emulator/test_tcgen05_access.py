@@ -242,6 +242,38 @@ def test_a_hand_over_needs_both_fences(launch: Launch, array: Make) -> None:
     assert out.tolist() == list(range(128))
 
 
+@pytest.mark.parametrize(("strict", "stored"), [(True, False), (False, False), (False, True)])
+def test_a_load_that_was_waited_for_needs_no_fence_in_practice(
+    launch: Launch, array: Make, strict: bool, stored: bool
+) -> None:
+    """Warp w loads, warp w + 4 overwrites behind a barrier: what w itself stored before keeps its fence."""
+    source = f"""extern "C" __global__ void kernel_test(u32* out) {{
+        const u32 base = tensor_begin(32), at = base + (threadIdx.x / 32 % 4 * 32 << 16);
+        if (threadIdx.x < 128) {{
+            tensor_store_word(at, threadIdx.x);
+            tensor_wait_stores();
+            {"" if stored else "tensor_fence_before();"}
+            out[threadIdx.x] = tensor_load_word(at);
+        }}
+        __syncthreads();
+        if (threadIdx.x >= 128) {{
+            tensor_fence_after();
+            tensor_store_word(at, 0);
+            tensor_wait_stores();
+        }}
+        tensor_end(base, 32);
+    }}"""
+    out = array(np.zeros(128), np.uint32)
+    options = {"block": 256, "smem": 1024, "arch": "sm_100a", "strict_tensor_order": strict}
+    if strict or stored:
+        with pytest.raises(Fault, match="before_thread_sync since") as found:
+            launch(source, out, **options)
+        assert found.value.kind == "fence"
+    else:
+        launch(source, out, **options)
+        assert out.tolist() == list(range(128))
+
+
 ALLOCATIONS = """extern "C" __global__ void kernel_test(u32* out) {
     const u32 smem = smem_base();
     // 256, 128, then 128 twice with a release between: the last one has to wait for it
