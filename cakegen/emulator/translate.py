@@ -42,7 +42,10 @@ STOPS |= {"clusterlaunchcontrol.try_cancel"}
 # No effect here: hints and register counts.
 _NO_EFFECT = {"setmaxnreg", "nanosleep", "prefetch"}
 _STRONG = {"acquire", "release", "relaxed"}
+# With them, what caches are told: hints (PTX ISA 9.7.9.1, 9.7.9.2).
 _LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L1::evict_first", "L2::128B", "L2::256B"}
+_LD_MODIFIERS |= {"ca", "cg", "cs"}
+_ST_MODIFIERS = {"volatile", "weak", "L1::no_allocate", "L1::evict_first", "wb", "cg", "cs"}
 _VECTORS = {"v2", "v4", "v8"}
 _SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}
 
@@ -311,7 +314,7 @@ class _BlockWriter:
 
     def _store(self, index: int, instruction: Instruction, mask: str) -> str:
         address, source = instruction.operands
-        space, text, kind, _ = self._access(instruction, address, {"volatile", "weak"})
+        space, text, kind, _ = self._access(instruction, address, _ST_MODIFIERS)
         items = source.items if isinstance(source, Vector) else (source,)
         values = ", ".join(self._writer.read(item, kind) for item in items)
         name = {"shared::cluster": "store_cluster"}.get(space, f"store_{space}")

@@ -142,3 +142,18 @@ def test_strong_store_of_a_vector_stores_each_word(launch: Launch, array: Make, 
     with pytest.raises(Fault) as found:
         launch(source, out, 1, block=32, arch="sm_100a")
     assert found.value.kind == "out-of-bounds"
+
+
+@pytest.mark.parametrize("hint", ["ca", "cg", "cs"])
+def test_cache_operators_change_no_value(launch: Launch, array: Make, hint: str) -> None:
+    """They are hints (PTX ISA 9.7.9.1); a store has `.wb` where a load has `.ca`."""
+    source = f"""{KERNEL}(u32* out, const u32* in) {{
+        const u32 t = threadIdx.x;
+        u32 value;
+        asm volatile("ld.global.{hint}.b32 %0, [%1];" : "=r"(value) : "l"(in + t) : "memory");
+        asm volatile("st.global.{"wb" if hint == "ca" else hint}.b32 [%0], %1;" :: "l"(out + 31 - t), "r"(value)
+            : "memory");
+    }}"""
+    out = array(np.zeros(32), np.uint32)
+    launch(source, out, array(np.arange(32), np.uint32), arch="sm_100a")
+    assert out.tolist() == list(range(31, -1, -1))
