@@ -1,0 +1,84 @@
+"""Runs the blocks of a page in a folder of its own, in order, and compares what they print with what the page says.
+
+A block ```` ```sh ```` runs in bash, ```` ```python ```` in a Python of its own; with `refused` behind the language it
+must fail. A block ```` ```text ```` behind one holds lines that it printed, in order; `…` stands for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cakegen
+
+ROOT = Path(cakegen.__file__).resolve().parents[1]
+FENCE = re.compile(r"^```(sh|python|text)( refused)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Block:
+    """Code of a page, whether it must fail, and the lines that the page says it prints."""
+
+    language: str
+    refused: bool
+    code: str
+    printed: str = ""
+
+
+def read_blocks(page: Path) -> list[Block]:
+    """The page's blocks that run, each with the text behind it."""
+    blocks: list[Block] = []
+    for language, refused, code in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language == "text":
+            blocks[-1].printed += code
+        else:
+            blocks.append(Block(language, bool(refused), code))
+    return blocks
+
+
+def run_blocks(page: Path, folder: Path) -> None:
+    """Run a page in `folder`, with a git identity of its own and the machine's compile cache."""
+    commands = folder / ".bin"
+    commands.mkdir()
+    command = commands / "cakegen"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cakegen "$@"\n')
+    command.chmod(0o755)
+    (commands / "python").symlink_to(sys.executable)
+    foreign = ("GIT_", "CAKEGEN_BUNDLE", "CAKEGEN_COMMIT")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    environment |= {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        **{f"GIT_{who}_{what}": "page" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    for block in read_blocks(page):
+        program = ["bash", "-euo", "pipefail", "-c"] if block.language == "sh" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*program, block.code],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+        assert (done.returncode != 0) == block.refused, f"{page.name}\n{block.code}\n{done.stdout}"
+        missing = next(missing_lines(block.printed, done.stdout), None)
+        assert missing is None, (
+            f"{page.name}: not printed, or not in this order: {missing}\n{block.code}\n{done.stdout}"
+        )
+
+
+def missing_lines(wanted: str, printed: str) -> Iterator[str]:
+    """Lines that are not among the printed ones, or not behind those before them; how wide spaces are is free."""
+    lines = (" ".join(line.split()) for line in printed.splitlines())
+    for line in filter(str.strip, wanted.splitlines()):
+        pattern = re.compile(".*".join(map(re.escape, " ".join(line.split()).split("…"))))
+        if not any(pattern.fullmatch(candidate) for candidate in lines):
+            yield line
