@@ -162,7 +162,8 @@ def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls)
         return (
             x.new_empty(tokens, dims.experts, dtype=torch.float32),
             x.new_empty(tokens, dims.latent, dtype=torch.bfloat16),
-            x.new_empty(tokens, weight.shape[0] // 2, dtype=torch.bfloat16),
+            # a packed weight's rows are its second extent
+            x.new_empty(tokens, weight.shape[-2] // 2, dtype=torch.bfloat16),
         )
 
     def launch(*inputs: torch.Tensor, **outputs: torch.Tensor) -> None:

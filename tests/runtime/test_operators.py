@@ -20,7 +20,7 @@ from cakegen.errors import LaunchError
 from cakegen.model import DeviceFacts
 from cakegen.plan import plan_route
 from cakegen.registry import Registry, load_registry
-from cakegen.runtime import LatentMoe, operators
+from cakegen.runtime import LatentMoe, operators, pack_weight
 from cakegen.runtime.operators import PreparedCalls
 from cakegen.runtime.reference import reference_front, reference_tail
 from cakegen.runtime.runner import plan_partials
@@ -72,6 +72,19 @@ def test_functional_operators_equal_the_reference(tokens: int) -> None:
     inputs, _ = tail_case(TP, tokens)
     for value, expected in zip(ops.tail(*inputs, tp=TP, rank=RANK), expected_tail(inputs), strict=True):
         assert torch.equal(value, expected)
+
+
+def test_operators_take_packed_weights() -> None:
+    ops = tiny_operators()
+    inputs, _ = front_case(TP)
+    packed = (inputs[0], *map(pack_weight, inputs[1:]))
+    for value, expected in zip(ops.front(*packed), expected_front(inputs), strict=True):
+        assert torch.equal(value, expected)
+    shapes = [value.shape for value in ops.front(*(tensor.to("meta") for tensor in packed))]
+    assert shapes == [expected.shape for expected in expected_front(inputs)]
+    (routed, norm, up, shared_act, down), _ = tail_case(TP)
+    values = ops.tail(routed, norm, pack_weight(up), shared_act, pack_weight(down), tp=TP, rank=RANK)
+    assert all(map(torch.equal, values, expected_tail((routed, norm, up, shared_act, down))))
 
 
 def test_out_operators_fill_the_callers_tensors() -> None:
