@@ -6,7 +6,7 @@ READY := $(VENV)/.cakegen-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check export mutate bench gpu-test emulate-full wheel clean
+.PHONY: help setup demo test lint format check export mutate bench gpu-test emulate-full docs wheel clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -58,6 +58,17 @@ emulate-full: $(READY) ## What the tables of emulated programs lack: about six h
 	@$(SWEEP) benchmarks/emulator/tiny_sm90.tsv --jobs $(JOBS) --arch sm_90a --edges --seeds 5
 	@$(SWEEP) benchmarks/emulator/full_sm90.tsv --jobs $(JOBS) --arch sm_90a --export kimi_k3_latent_moe \
 		--match decode: --seeds 5
+
+DOCS_READY := $(VENV)/.cakegen-docs-ready
+
+$(DOCS_READY): $(READY)
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--constraint tools/constraints.txt --editable ".[docs]"
+	@touch $@
+
+docs: $(DOCS_READY) ## Build build/site from README.md, docs/ and docstrings; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "written: build/site/index.html"
 
 wheel: $(READY) ## Build dist/*.whl and the source distribution
 	@$(BIN)/python -m build --no-isolation --outdir dist
