@@ -67,7 +67,7 @@ $(DOCS_READY): $(READY)
 	@touch $@
 
 docs: $(DOCS_READY) ## Build build/site from README.md, docs/ and docstrings; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "written: build/site/index.html"
 
 wheel: $(READY) ## Build dist/*.whl and the source distribution

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 
 import click
@@ -28,17 +29,20 @@ def _section(command: click.Command, context: click.Context) -> Iterator[str]:
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     yield from (f"## {context.command_path}", "", "```", usage, "```", "")
     yield from (_prose(inspect.cleandoc(command.help or "")), "")
-    rows = [record for option in command.params if (record := option.get_help_record(context))]
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    rows = [record for option in options if (record := option.get_help_record(context))]
     if rows:
         yield from ("| option | meaning |", "| --- | --- |")
-        yield from (f"| `{_cell(names)}` | {_prose(_cell(meaning))} |" for names, meaning in rows)
+        yield from (f"| <code>{_cell(names)}</code> | {_cell(meaning)} |" for names, meaning in rows)
         yield ""
 
 
 def _prose(text: str) -> str:
-    """Text as it stands: nothing in it is markup."""
-    return text.replace("<", "&lt;").replace("*", r"\*").replace("_", r"\_").replace("[", r"\[")
+    """Text as it stands: nothing in it is markup, but for names in backquotes."""
+    pieces = text.split("`")
+    pieces[::2] = (re.sub(r"([&<*_\[])", lambda match: f"&#{ord(match[0])};", piece) for piece in pieces[::2])
+    return "`".join(pieces)
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|")
+    return _prose(" ".join(text.split())).replace("|", "&#124;")
