@@ -6,12 +6,13 @@ Imports compile, plan, registry, the runtime's plain records, and this package.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from cakegen.arch import architecture
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.faults import Fault
@@ -28,7 +29,8 @@ from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program as ProgramRecord
 from cakegen.registry import Registry
 from cakegen.runtime.arguments import bind_arguments
-from cakegen.runtime.runner import run_parameters
+from cakegen.runtime.runner import decide_overlap, run_parameters
+from cakegen.runtime.tensor_map import TensorMap
 from cakegen.runtime.validate import Operand, Request
 
 ARITHMETIC = {"hopper": multiply_add_hopper, "wide": multiply_add_wide}
@@ -57,6 +59,32 @@ class Options:
     instruction_limit: int = 2_000_000_000
     machine: Callable[..., Machine] = Machine
     tensor_order: str = "strict"
+
+    def build_machine(
+        self,
+        program: Program,
+        memory: GlobalMemory,
+        shape: LaunchShape,
+        values: Sequence[TensorMap | int | bytes],
+        barriers: Mapping[int, str],
+        name: str,
+        on_retire: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Machine:
+        """The machine of one launch under these options; arguments as in `Machine`."""
+        return self.machine(
+            program,
+            memory,
+            shape,
+            values,
+            Adversary(self.schedule, self.seed),
+            barriers,
+            ARITHMETIC[self.arithmetic],
+            instruction_limit=self.instruction_limit,
+            on_retire=on_retire,
+            checks=self.checks,
+            strict_tensor_order=self.tensor_order == "strict",
+            name=name,
+        )
 
 
 DEFAULT_OPTIONS = Options()
@@ -127,9 +155,8 @@ def emulate_calls(
     for number, (request, plan) in enumerate(calls):
         context = _Call(registry, request, plan.device.arch, scratch.addresses(number), options, on_progress)
         for launch in plan.launches:
-            record = registry.program(launch.key).launch
             program = (load or load_program)(registry, launch.key, plan.device.arch)
-            queue.append(context.queue(launch, program, record.programmatic or (overlap and record.overlap)))
+            queue.append(context.queue(launch, program, overlap))
     stream = Stream(queue, buffers, Adversary(options.schedule, options.seed))
     stream.run()
     _check_outputs(buffers)
@@ -220,30 +247,21 @@ class _Call:
     options: Options
     on_progress: Callable[[int, int], None]
 
-    def queue(self, launch: Launch, program: Program, programmatic: bool) -> QueuedLaunch:
+    def queue(self, launch: Launch, program: Program, overlap: bool) -> QueuedLaunch:
         """A launch with its arguments bound."""
         record = self.registry.program(launch.key)
+        model = self.registry.model.for_family(architecture(self.arch).family)
+        attributes, own = decide_overlap(launch, record.launch, model, overlap)
         addresses = {name: operand.address for name, operand in self.request.operands.items()} | self.scratch
-        parameters = run_parameters(self.request) | dict(launch.parameters)
+        parameters = run_parameters(self.request) | own
         arguments = bind_arguments(record, self.request.operands, addresses, parameters)
 
         def make(memory: GlobalMemory) -> Machine:
-            return self.options.machine(
-                program,
-                memory,
-                launch_shape(record, launch),
-                [argument.value for argument in arguments],
-                Adversary(self.options.schedule, self.options.seed),
-                barrier_names(record),
-                ARITHMETIC[self.options.arithmetic],
-                instruction_limit=self.options.instruction_limit,
-                on_retire=self.on_progress,
-                checks=self.options.checks,
-                strict_tensor_order=self.options.tensor_order == "strict",
-                name=launch.key,
-            )
+            shape, names = launch_shape(record, launch), barrier_names(record)
+            values = [argument.value for argument in arguments]
+            return self.options.build_machine(program, memory, shape, values, names, launch.key, self.on_progress)
 
-        return QueuedLaunch(launch.key, programmatic, make)
+        return QueuedLaunch(launch.key, attributes.programmatic, make)
 
 
 def launch_shape(record: ProgramRecord, launch: Launch) -> LaunchShape:

@@ -13,7 +13,7 @@ import numpy as np
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.arrays import ELEMENTS, HostBuffer
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.launch import ARITHMETIC, DEFAULT_OPTIONS, Options
+from cakegen.emulator.launch import DEFAULT_OPTIONS, Options
 from cakegen.emulator.machine import MAP_BYTES, Machine
 from cakegen.emulator.memory import Buffer, GlobalMemory
 from cakegen.emulator.residency import LaunchShape
@@ -121,18 +121,7 @@ def _queued(
             )
 
     def make(memory: GlobalMemory) -> Machine:
-        return Machine(
-            program,
-            memory,
-            launch.shape,
-            values,
-            Adversary(options.schedule, options.seed),
-            launch.barrier_names,
-            ARITHMETIC[options.arithmetic],
-            checks=options.checks,
-            strict_tensor_order=options.tensor_order == "strict",
-            name=launch.entry,
-        )
+        return options.build_machine(program, memory, launch.shape, values, launch.barrier_names, launch.entry)
 
     return QueuedLaunch(launch.entry, launch.programmatic, make)
 

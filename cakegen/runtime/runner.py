@@ -136,10 +136,9 @@ class ProgramRunner(Runner):
         buffers["wait_record"] = control.wait_record.device_address
         buffers["counters"] = 0 if self._words is None else self._words.address
         buffers["partials"] = 0 if self._partials is None else self._partials.data_ptr()
-        parameters = run_parameters(request)
         model = registry.model.for_family(device.arch.family)
         self.launches = tuple(
-            bind_program(request, loaded, launch, buffers, parameters, model, overlap)
+            bind_program(request, loaded, launch, buffers, model, overlap)
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
         # where a call outside captures went last
@@ -217,7 +216,6 @@ def bind_program(
     loaded: LoadedProgram,
     launch: Launch,
     buffers: dict[str, int],
-    parameters: dict[str, int],
     model: Model,
     overlap: bool,
 ) -> BoundLaunch:
@@ -225,19 +223,36 @@ def bind_program(
 
     Parameters
     ----------
-    buffers, parameters
-        Addresses and i32 values by the names that `arg_plan` uses, for what does not follow from the launch.
+    buffers
+        Addresses by the names that `arg_plan` uses.
+    model
+        The export's, with the rules of the device's family.
     overlap
         See `ProgramRunner`.
     """
-    record = loaded.program.launch
-    values = {**parameters, **dict(launch.parameters)}
+    record, values = decide_overlap(launch, loaded.program.launch, model, overlap)
+    block = pack_arguments(bind_arguments(loaded.program, request.operands, buffers, run_parameters(request) | values))
+    return BoundLaunch(loaded, launch, block, record)
+
+
+def decide_overlap(
+    launch: Launch, record: LaunchRecord, model: Model, overlap: bool
+) -> tuple[LaunchRecord, dict[str, int]]:
+    """A launch's attributes and its own i32 values; the emulator asks here too.
+
+    Parameters
+    ----------
+    record
+        Attributes of its program.
+    model, overlap
+        As in `bind_program`.
+    """
+    values = dict(launch.parameters)
     if overlap and record.overlap:
         record = dataclasses.replace(record, programmatic=True)
         if isinstance(launch.form, DecodeForm):
             values["weights_ahead"] = weights_ahead(launch.form, model, True)
-    block = pack_arguments(bind_arguments(loaded.program, request.operands, buffers, values))
-    return BoundLaunch(loaded, launch, block, record)
+    return record, values
 
 
 def plan_partials(plan: Plan) -> int:

@@ -20,6 +20,7 @@ from cakegen.emulator.memory import Buffer
 from cakegen.emulator.residency import LaunchShape
 from cakegen.emulator.stream import QueuedLaunch, Stream
 from cakegen.emulator.translate import Program
+from cakegen.plan import DecodeForm, weights_ahead
 from cakegen.registry import Registry
 from cakegen.runtime.validate import validate_front, validate_tail
 
@@ -214,3 +215,24 @@ def test_layers_that_overlap_are_clean(registry: Registry, tokens: int, schedule
     emulate_calls(registry, [*calls, *calls], Options(*schedule, "wide"), overlap=True)
     assert compare(model, front, of_front)[1] == []
     assert compare(model, tail, of_tail)[1] == []
+
+
+def test_overlapping_launch_reads_as_many_weights_ahead_as_on_a_device(registry: Registry) -> None:
+    model, front = registry.model, Case("front", 8, 8)
+    plan = front.plan(model)
+    call = (validate_front(model, **make_operands(model, front)), plan)
+    names = [name for kind, name in registry.program(plan.launches[0].key).arg_plan if kind != "grid"]
+    seen: list[Any] = []
+
+    def machine(*arguments: Any, **options: Any) -> Machine:
+        made = Machine(*arguments, **options)
+        seen.append(made.values[names.index("weights_ahead")])
+        return made
+
+    for overlap in (False, True):
+        emulate_calls(registry, [call], Options("early", 0, "wide", machine=machine), overlap=overlap)
+    form = plan.launches[0].form
+    assert isinstance(form, DecodeForm)
+    rules = model.for_family("sm90").decode
+    assert seen == [weights_ahead(form, model.for_family("sm90"), False), form.num_stages]
+    assert form.num_stages > rules.front_ahead
