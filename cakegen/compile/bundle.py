@@ -120,6 +120,8 @@ def write_bundle(
     CompileError
         The folder holds something that is no bundle, or can't be written.
     """
+    # the folder itself, not a link to it, nor a name like `.` that no other stands beside
+    folder = folder.resolve()
     if folder.exists() and not (folder / MANIFEST_FILE).is_file() and any(folder.iterdir()):
         raise CompileError(f"{folder}: holds something that is no bundle; name another folder with --out")
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.new")

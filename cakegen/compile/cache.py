@@ -162,8 +162,10 @@ def locked(path: Path) -> Iterator[None]:
             elif _is_at(descriptor, path):
                 break
             else:
+                # opened first: should that fail, the old one is closed once, below
+                successor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
                 os.close(descriptor)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor = successor
         yield
     finally:
         os.close(descriptor)

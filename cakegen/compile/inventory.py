@@ -45,7 +45,7 @@ class CacheFile:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A file with what it holds; the texts are empty where it is damaged (or, of some, written by an early version)."""
+    """A file with what it holds; the texts are empty where it is damaged, or of another version."""
 
     file: CacheFile
     name: str
@@ -87,6 +87,9 @@ def read_entries(files: Sequence[CacheFile]) -> list[CacheEntry]:
 
 
 def _read(file: CacheFile) -> CacheEntry:
+    if not file.current:
+        # how another version writes an entry is not known here
+        return CacheEntry(file, "", "", "", "")
     stored = read_entry(file.path)
     if stored is None:
         return CacheEntry(file, "", "", "", "damaged: its digest is not that of its rest")

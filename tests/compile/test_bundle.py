@@ -131,6 +131,19 @@ def test_bundle_is_written_in_place_of_an_older_one_and_of_nothing_else(folder: 
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
+def test_bundle_is_written_to_the_folder_that_a_link_or_a_dot_stands_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, here = tmp_path / "link", tmp_path / "here"
+    link.symlink_to(folder)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for out, written in ((link, folder), (Path("."), here)):
+        write_bundle(out, "small", [(PLAIN_REQUEST, cached_cubin(PLAIN_REQUEST), ["decode:a"])])
+        assert len(open_bundle(written).programs) == 1
+    assert link.is_symlink()
+
+
 def test_bundle_that_can_not_be_written_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -100,6 +101,7 @@ def test_prune_takes_other_schemas_and_old_partials_only(entries: list[Path], ca
     for path in (fresh, left):
         path.write_bytes(b"123")
     os.utime(left, (0, time.time() - 2 * 3600))
+    assert [entry.fault for entry in read_entries(list_files())] == [""] * 4, "how v0 wrote its entries is not known"
     assert prune_cache() == Pruned(2, 8)
     assert (other.exists(), left.exists(), fresh.exists()) == (False, False, True)
     assert all(path.exists() for path in entries)
@@ -132,6 +134,20 @@ def test_waiter_takes_the_successor_of_a_lock_that_was_removed(tmp_path: Path) -
     waiter.join(10)
     assert inside.is_set()
     assert lock.exists()
+
+
+def test_waiter_whose_folder_was_removed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor that is closed twice may by then be another thread's file."""
+    lock = tmp_path / "cache" / "x.lock"
+    lock.parent.mkdir()
+
+    def remove(descriptor: int, path: Path) -> bool:
+        shutil.rmtree(lock.parent)
+        return False
+
+    monkeypatch.setattr(cache_module, "_is_at", remove)
+    with pytest.raises(FileNotFoundError), cache_module.locked(lock):
+        pass
 
 
 def test_file_that_can_not_be_removed_is_named(entries: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
