@@ -79,7 +79,7 @@ def load_programs(request: FileRequest, entries: Sequence[str]) -> dict[str, Pro
     Raises
     ------
     SpecError
-        The text has no such entry; the message lists those that it has.
+        The file is no text, or has no such entry; the message lists those that it has.
     CompileError
         NVRTC refused the CUDA text.
     EmulationError
@@ -88,7 +88,10 @@ def load_programs(request: FileRequest, entries: Sequence[str]) -> dict[str, Pro
     from cakegen.emulator import program_of
     from cakegen.errors import SpecError
 
-    text = request.source.read_text(encoding="utf-8")
+    try:
+        text = request.source.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{request.source}: is no text ({error}); give a PTX or a CUDA file") from None
     if request.cuda is not None:
         text = _compile(request, text, entries)
     known = _ENTRY.findall(text)
