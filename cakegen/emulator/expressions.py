@@ -35,7 +35,6 @@ TYPES = {
     "f64": "f8",
 }
 BANK_TYPES = {"pred": "?", "b16": "u2", "b32": "u4", "f32": "f4", "b64": "u8", "f64": "f8", "b128": "c16"}
-_SIGNED = {"u1": "i1", "u2": "i2", "u4": "i4", "u8": "i8"}
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<="}
 _COMPARISONS |= {"hi": ">", "hs": ">="}
 _BITWISE = {"and": "&", "or": "|", "xor": "^"}

@@ -84,12 +84,6 @@ class LaunchAccesses:
         self._check(buffer, view, False, None)
         view |= np.uint8(1 << self.slot)
 
-    def write_at(self, buffer: Buffer, select: Callable[[Marks], Marks]) -> None:
-        """Writes, likewise."""
-        view = select(self._overlap.marks(buffer))
-        self._check(buffer, view, True, None)
-        view |= np.uint8(0x10 << self.slot)
-
     def _enter_rows(self, buffer: Buffer, offsets: Offsets, width: int, writes: bool) -> None:
         marks = self._overlap.marks(buffer)
         rows = marks[: marks.size // width * width].reshape(-1, width)

@@ -34,7 +34,6 @@ from cakegen.emulator.ptx import (
 from cakegen.errors import EmulationError
 
 _BANKS = {"u16": "b16", "s16": "b16", "u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}
-_TYPE_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(")

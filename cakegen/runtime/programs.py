@@ -119,7 +119,10 @@ class ProgramTable:
             As `load`.
         """
         cold = [key for key in keys if self.find(device, key) is None]
-        requests = {compilation.request_for(self._registry, key, device.arch.name, self._flags): key for key in cold}
+        # several keys may share a request
+        requests = dict.fromkeys(
+            compilation.request_for(self._registry, key, device.arch.name, self._flags) for key in cold
+        )
         steps, done = len(requests) + len(cold), itertools.count(1)
 
         def report(*_: object) -> None:
