@@ -263,11 +263,11 @@ class TensorView:
 
     def granules(self, corner: Sequence[int]) -> Array:
         """The 16-byte granules of the allocation that hold the box."""
-        record = self.record
-        strides = (2, *record.strides_bytes)
+        record, size = self.record, self.record.element_bytes
+        strides = (size, *record.strides_bytes)
         inner = max(corner[0], 0), min(corner[0] + record.box[0], record.dims[0])
         base = record.address - self.buffer.base
-        offsets = np.arange((base + 2 * inner[0]) // GRANULE, -(-(base + 2 * inner[1]) // GRANULE)) * GRANULE
+        offsets = np.arange((base + size * inner[0]) // GRANULE, -(-(base + size * inner[1]) // GRANULE)) * GRANULE
         for first, width, extent, stride in zip(corner[1:], record.box[1:], record.dims[1:], strides[1:], strict=True):
             places = np.arange(max(first, 0), min(first + width, extent))
             offsets = offsets + places.reshape(-1, *[1] * offsets.ndim) * stride
