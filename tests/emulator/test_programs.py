@@ -1,4 +1,4 @@
-"""Every program of the small model against the reference, under both extremes and a seed."""
+"""Every program of the small model against the reference, under both extremes and one seed of four."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cakegen.plan import GemmForm, partials_elems
 from cakegen.registry import Registry, load_registry
 
 KEYS = [key for key in load_registry("tiny_latent_moe").kernels if key.endswith("@sm_90a")]
-SCHEDULES = (("early", 0), ("late", 0), ("random", 0))
+# So many seeds take every style of the random schedule; one program after another takes the next of them.
+SEEDS = 4
 
 pytestmark = pytest.mark.emulator
 
@@ -26,8 +27,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def same_under_all_schedules(registry: Registry, case: Case, arithmetic: str = "wide") -> None:
-    reports = [emulate_case(registry, case, Options(*each, arithmetic)) for each in SCHEDULES]
+def same_under_all_schedules(registry: Registry, case: Case, arithmetic: str = "wide", seed: int = 0) -> None:
+    schedules = (("early", 0), ("late", 0), ("random", seed))
+    reports = [emulate_case(registry, case, Options(*each, arithmetic)) for each in schedules]
     assert [report.problems for report in reports] == [()] * len(reports)
     for report in reports[1:]:
         for name, value in report.outputs.items():
@@ -36,7 +38,7 @@ def same_under_all_schedules(registry: Registry, case: Case, arithmetic: str = "
 
 @pytest.mark.parametrize("key", KEYS)
 def test_program_matches_the_reference_whatever_the_schedule(registry: Registry, key: str) -> None:
-    same_under_all_schedules(registry, find_case(registry, key))
+    same_under_all_schedules(registry, find_case(registry, key), seed=KEYS.index(key) % SEEDS)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from cakegen.registry import Registry
 from cakegen.runtime.validate import validate_front, validate_tail
 
 Make = Callable[..., np.ndarray]
-SCHEDULES = [("early", 0), ("late", 0), *(("random", seed) for seed in range(3))]
+SCHEDULES = [("early", 0), ("late", 0), *(("random", seed) for seed in range(4))]
 # Under which launches of a stream overlap for certain.
 OVERLAPPING = ("late", 0)
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
