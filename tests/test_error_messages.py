@@ -265,7 +265,7 @@ def raised_messages(file: Path) -> Iterator[tuple[int, list[str]]]:
                 yield node.lineno, parts
 
 
-def tested_texts() -> str:
+def texts_of_tests() -> str:
     """Every text of every test, as it stands and as the pattern that it may be."""
     texts: list[str] = []
     for file in sorted(Path(__file__).parent.rglob("*.py")):
@@ -277,7 +277,7 @@ def tested_texts() -> str:
 
 def test_every_message_stands_in_a_test() -> None:
     """A refusal that no test words may say anything. Not a proof: the test must still raise it."""
-    tested = tested_texts()
+    tested = texts_of_tests()
     files = [f for layer in WORDED for f in (*PACKAGE.glob(f"{layer}.py"), *PACKAGE.glob(f"{layer}/*.py"))]
     missing = []
     for file in files:

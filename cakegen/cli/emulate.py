@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,19 +164,27 @@ def _tracing(registry: Registry, trace_file: Path | None, timeline_file: Path | 
     from cakegen.emulator.timeline import write_timeline
     from cakegen.emulator.trace import Trace
     from cakegen.emulator.trace_json import write_trace
+    from cakegen.errors import CakeError
 
     def read_line(file: str, number: int) -> str:
         lines = registry.read(file).splitlines()
         return lines[number - 1] if number <= len(lines) else ""
 
-    trace = Trace()
-    try:
-        yield {"machine": trace.machine}
-    finally:
+    def write() -> None:
         if trace_file is not None:
             write_trace(trace, trace_file, read_line)
         if timeline_file is not None:
             write_timeline(trace, timeline_file, read_line)
+
+    trace = Trace()
+    try:
+        yield {"machine": trace.machine}
+    except CakeError:
+        # what went wrong is the answer; a picture of it may be impossible
+        with suppress(CakeError, OSError):
+            write()
+        raise
+    write()
 
 
 def _announce(registry: Registry, case: Case) -> None:

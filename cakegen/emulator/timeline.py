@@ -25,21 +25,26 @@ def write_timeline(trace: Trace, file: Path, read_line: ReadLine = lambda name, 
     Parameters
     ----------
     launch
-        Index of the launch; the last one by default.
+        Index of the launch among those that ran; the last one by default.
 
     Raises
     ------
     EmulationError
-        matplotlib is not installed, or the trace is empty.
+        matplotlib is not installed or does not know the file's kind, or the trace is empty.
     """
-    if not trace.launches:
-        raise EmulationError("the trace holds no launch, so there is nothing to draw")
+    launches = [each for each in trace.launches if each.clusters and by_track(each)]
+    if not launches:
+        raise EmulationError("the trace holds no launch that ran, so there is nothing to draw")
     try:
         import_module("matplotlib").use("Agg")
         pyplot = import_module("matplotlib.pyplot")
     except ImportError as error:
         raise EmulationError(f"a timeline needs matplotlib ({error}); `pip install matplotlib`") from None
-    chosen = trace.launches[launch]
+    known = pyplot.figure().canvas.get_supported_filetypes()
+    pyplot.close()
+    if file.suffix[1:].lower() not in known:
+        raise EmulationError(f"{file}: matplotlib writes no {file.suffix!r} files; it writes .{', .'.join(known)}")
+    chosen = launches[launch]
     ctas = chosen.clusters[min(chosen.clusters)]
     rows = {track: spans for track, spans in by_track(chosen).items() if track.cta in ctas}
     rings = [(cta, ring, levels) for cta in ctas for ring, levels in chosen.occupancy(cta).items()]

@@ -11,10 +11,12 @@ import click.testing
 import pytest
 
 from cakegen.cli.main import main
-from cakegen.emulator import Options
+from cakegen.emulator import Options, cases
 from cakegen.emulator.cases import Case, CaseReport, emulate_case
+from cakegen.emulator.timeline import write_timeline
 from cakegen.emulator.trace import COPY, PRODUCT, RUN, WAIT, LaunchTrace, Span, Trace, Track
 from cakegen.emulator.trace_json import laned, role_of, write_trace
+from cakegen.errors import CompileError, EmulationError
 from cakegen.registry import Registry
 
 TAIL = Case("tail", 1, 8)
@@ -143,3 +145,21 @@ def test_command_writes_both_files(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(trace.read_text())["traceEvents"]
     assert "<svg" in picture.read_text()
+
+
+def test_picture_of_an_unknown_kind_is_refused(tmp_path: Path, traced: tuple[Trace, CaseReport]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the timeline")
+    with pytest.raises(EmulationError, match=r"t\.odd: matplotlib writes no '\.odd' files; it writes \..*\.svg"):
+        write_timeline(traced[0], tmp_path / "t.odd")
+    with pytest.raises(EmulationError, match="holds no launch that ran"):
+        write_timeline(Trace(), tmp_path / "t.svg")
+
+
+def test_picture_that_can_not_be_drawn_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise CompileError("no compiler")
+
+    monkeypatch.setattr(cases, "emulate_case", refuse)
+    arguments = ["emulate", "--model", "tiny_latent_moe", "--stage", "front", "--tp", "8", "--tokens", "3"]
+    result = click.testing.CliRunner().invoke(main, [*arguments, "--timeline", str(tmp_path / "t.svg")])
+    assert (result.exit_code, "cakegen: no compiler" in result.output) == (1, True), result.output

@@ -185,10 +185,12 @@ def read_campaign(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     EmulationError
         It is no file of a campaign.
     """
-    lines = file.read_text(encoding="utf-8").split("\n")
     # what follows the last newline was cut off, or is nothing
-    rows = [json.loads(line) for line in lines[:-1] if line]
-    if not rows or "nvrtc" not in rows[0]:
+    try:
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1] if line]
+    except ValueError as error:
+        raise EmulationError(f"{file}: holds no results of a mutation run ({error}); give another file") from None
+    if not rows or not isinstance(rows[0], dict) or "nvrtc" not in rows[0]:
         raise EmulationError(f"{file}: its first line is no header of a mutation run; give another file")
     return rows[0], rows[1:]
 

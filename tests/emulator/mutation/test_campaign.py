@@ -70,9 +70,14 @@ def test_file_of_another_campaign_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(header) + "\n")
     with pytest.raises(EmulationError, match="holds a run with another seeds; give another file"):
         run_campaign(CAMPAIGN, file, 1, lambda done, total, entry: None)
-    file.write_text('{"hello": 1}\n')
-    with pytest.raises(EmulationError, match="no header of a mutation run"):
-        read_campaign(file)
+    for text, message in (
+        ('{"hello": 1}\n', "no header of a mutation run"),
+        ("[1]\n", "no header of a mutation run"),
+        ("key\n", r"holds no results of a mutation run \(Expecting value"),
+    ):
+        file.write_text(text)
+        with pytest.raises(EmulationError, match=message):
+            read_campaign(file)
 
 
 def test_sites_that_only_a_failing_wait_reaches_are_left_out() -> None:
