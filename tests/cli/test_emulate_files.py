@@ -225,30 +225,3 @@ def test_entry_that_is_not_there_is_named_with_those_that_are() -> None:
     result = run("--ptx", EXAMPLES / "tile.ptx", "--launch", EXAMPLES / "axpy.json")
     assert result.exit_code == 2
     assert "a launch names no entry: give one there, or --entry; it has copy_tile" in result.output
-
-
-USED_BEFORE_ITS_WAIT = """
-    __shared__ unsigned base;
-    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], 32;"
-        :: "r"((unsigned)__cvta_generic_to_shared(&base)) : "memory");
-    __syncthreads();
-    unsigned value = 0;
-    asm volatile("tcgen05.st.sync.aligned.32x32b.x1.b32 [%0], {%1};" :: "r"(base), "r"(threadIdx.x + 9) : "memory");
-    asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
-    asm volatile("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%0}, [%1];" : "=r"(value) : "r"(base) : "memory");
-    x[threadIdx.x] = value;
-    asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
-    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, 32;" :: "r"(base));
-"""
-
-
-def test_order_of_tensor_memory_that_is_asked_for_is_the_one_that_is_checked(tmp_path: Path) -> None:
-    """A register of `tcgen05.ld` used before its wait: only the strict order wants the wait."""
-    strict = run_written(tmp_path, USED_BEFORE_ITS_WAIT, "--arch", "sm_100a")
-    assert strict.exit_code == 1
-    assert "pending-write" in strict.output
-    practice = run_written(
-        tmp_path, USED_BEFORE_ITS_WAIT, "--arch", "sm_100a", "--tensor-order", "practice", "--out", tmp_path
-    )
-    assert practice.exit_code == 0, practice.output
-    assert (np.load(tmp_path / "x.npy") == np.arange(32) + 9).all()
