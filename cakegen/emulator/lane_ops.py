@@ -184,7 +184,8 @@ def store_global(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, ind
             return
     w.memory.store(addresses, rows, w.cta.index, w.at(index, mask, strong))
     if w.machine.watched:
-        w.machine.touch(addresses)
+        # every word of 8 bytes, since somebody may poll any of them
+        w.machine.touch((addresses[:, None] + np.arange(0, rows.shape[1], 8, dtype=np.uint64)).ravel())
 
 
 def shuffle_lanes(w: Warp, mode: str, value: Lanes, b: Lanes, c: Lanes, members: Lanes, mask: Mask) -> Any:

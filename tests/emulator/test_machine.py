@@ -317,3 +317,18 @@ def test_seeds_take_different_schedules_and_repeat(launch: Launch, array: Make) 
     hashes = [hash_of(*schedule) for schedule in schedules]
     assert len(set(hashes)) == len(hashes)
     assert hashes == [hash_of(*schedule) for schedule in schedules]
+
+
+def test_poll_of_the_last_word_of_a_wide_store_wakes_up(launch: Callable[..., Machine], array: Make) -> None:
+    """Without checks: the store is weak, which a device lets pass."""
+    x = array(np.zeros(8), np.uint32)
+    source = """extern "C" __global__ void kernel_test(unsigned* x) {
+        if (threadIdx.x == 32) asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" :: "l"(x), "r"(7) : "memory");
+        unsigned found = 0;
+        while (threadIdx.x == 0 && found == 0) {
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(x + 3) : "memory");
+        }
+        if (threadIdx.x == 0) x[4] = found;
+    }"""
+    launch(source, x, block=64, checks=False)
+    assert x.tolist() == [7, 7, 7, 7, 7, 0, 0, 0]
