@@ -108,6 +108,7 @@ def emulate_command(
         if (key, stage, tp, tokens, trace_file, timeline_file) != (None,) * 6:
             raise click.UsageError("--launch says what to run; no KEY, --stage, --tp, --tokens, --trace or --timeline")
         click.get_current_context().exit(run_files(FileRequest(arch=arch or ARCH, **files), schedules))
+    _refuse_ignored(("entry", "out", "include", "nvrtc_options"), "is of --launch, which is not there")
     registry = load_registry(export)
     if stage is None or tp is None or tokens is None:
         case = _case_of_key(registry, key, arch, (stage, tp, tokens))
@@ -125,8 +126,19 @@ def _case_of_key(registry: Registry, key: str | None, arch: str | None, request:
         raise click.UsageError("give a KEY, or --stage, --tp and --tokens")
     if any(each is not None for each in request):
         raise click.UsageError(_NOT_BOTH)
+    _refuse_ignored(("partials", "rank", "sm_count"), "is of --stage, --tp and --tokens; KEY finds its own request")
     arches = registry.program(key).arches if key in registry.kernels else (ARCH,)
     return find_case(registry, key, arch or arches[0])
+
+
+def _refuse_ignored(names: Sequence[str], why: str) -> None:
+    """Refuse options that were given and would change nothing."""
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[0]} {why}")
 
 
 def _case_of_request(

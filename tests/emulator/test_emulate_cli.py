@@ -49,6 +49,20 @@ def test_incomplete_or_double_request_is_a_usage_error(arguments: tuple[str, ...
     assert "--stage, --tp and --tokens" in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("decode:x", "--rank", "0"), "--rank is of --stage, --tp and --tokens; KEY finds its own request"),
+        (("decode:x", "--sm-count", "8"), "--sm-count is of --stage"),
+        (("decode:x", "--entry", "f"), "--entry is of --launch, which is not there"),
+        (("decode:x", "--option", "-DN=4"), "--option is of --launch"),
+    ],
+)
+def test_option_that_would_change_nothing_is_a_usage_error(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
 def test_wrong_output_and_fault_end_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = LaunchReport("decode:x", 100, 0.5, "0123abcd")
     report = CaseReport((launch,), {"y": 3.0, "out": 0.5}, ("out is outside",), {})
