@@ -53,7 +53,11 @@ class Campaign:
     def header(self) -> dict[str, Any]:
         """The first line of the file: what a resumed run must agree with."""
         major, minor = load_nvrtc().version
-        return {**json.loads(json.dumps(asdict(self))), "nvrtc": f"NVRTC {major}.{minor}"}
+        registry = _registry(self.export)
+        texts = [registry.program(name.partition("/")[0]).closure_digest for name in self.keys]
+        digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+        facts = {"nvrtc": f"NVRTC {major}.{minor}", "source_digest": digest}
+        return {**json.loads(json.dumps(asdict(self))), **facts}
 
 
 def choose_keys(

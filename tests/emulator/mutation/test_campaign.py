@@ -64,12 +64,16 @@ def test_killed_run_goes_on_behind_its_last_whole_line(tmp_path: Path, asked: li
     assert [entry["site"] for entry in results[::2]] == [each.site for each in work]
 
 
-def test_file_of_another_campaign_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "value"), [("seeds", 9), ("source_digest", "of texts before an edit")])
+def test_file_of_another_campaign_or_of_other_texts_is_refused(tmp_path: Path, name: str, value: object) -> None:
     file = tmp_path / "results.jsonl"
-    header = {**CAMPAIGN.header(), "seeds": 9}
-    file.write_text(json.dumps(header) + "\n")
-    with pytest.raises(EmulationError, match="holds a run with another seeds; give another file"):
+    file.write_text(json.dumps({**CAMPAIGN.header(), name: value}) + "\n")
+    with pytest.raises(EmulationError, match=f"holds a run with another {name}; give another file"):
         run_campaign(CAMPAIGN, file, 1, lambda done, total, entry: None)
+
+
+def test_file_that_holds_no_campaign_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
     for text, message in (
         ('{"hello": 1}\n', "no header of a mutation run"),
         ("[1]\n", "no header of a mutation run"),
