@@ -8,7 +8,8 @@ import pytest
 
 from cakegen import paths
 from cakegen.cli.compile import failures_of, select_jobs
-from cakegen.compile import CompiledProgram, compile_many, compile_ptx, request_for
+from cakegen.compile import CompiledProgram, cached_cubin, compile_many, compile_ptx, request_for
+from cakegen.compile.program import CHAOS_FLAG
 from cakegen.registry import Program, Registry, load_registry
 
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
@@ -72,3 +73,12 @@ def test_generated_ptx_agrees_with_the_launch_record(registry: Registry) -> None
         declared = tuple(int(extent or 1) for extent in cluster.groups()) if cluster else (1, 1, 1)
         assert declared == program.launch.cluster, key
         assert "griddepcontrol.wait" in ptx, key
+
+
+def test_hopper_gemms_that_sleep_at_every_wait_compile(registry: Registry) -> None:
+    """`-DCAKEGEN_CHAOS`: such builds may spill, but their matrix instructions still run side by side."""
+    programs = {registry.program(key).name: key for key in registry.kernels if key.endswith("@sm_90a")}
+    gemms = [key for name, key in programs.items() if registry.program(key).role.endswith("gemm")]
+    assert len(gemms) > 5
+    for key in gemms:
+        assert cached_cubin(request_for(registry, key, "sm_90a", (CHAOS_FLAG,))).cubin
