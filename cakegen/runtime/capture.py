@@ -17,15 +17,15 @@ from cakegen.runtime.programs import ProgramTable
 from cakegen.runtime.validate import Request
 
 
-def refuse_in_capture(what: str, todo: str) -> None:
-    """Refuse, if the current stream is being captured.
+def refuse_in_capture(ordinal: int, what: str, todo: str) -> None:
+    """Refuse, if the current stream of a device is being captured.
 
     Raises
     ------
     LaunchError
         It is.
     """
-    if driver.is_capturing():
+    if driver.is_capturing(ordinal):
         raise LaunchError(
             f"{what}, and the current stream is being captured, where nothing can be allocated or loaded. {todo}"
         )
@@ -48,7 +48,7 @@ def refuse_cold(
     LaunchError
         The current stream is being captured, and the device, its control memory or a program is cold.
     """
-    if not driver.is_capturing():
+    if not driver.is_capturing(ordinal):
         return
     device = opened_device(ordinal)
     if device is None:
@@ -61,7 +61,7 @@ def refuse_cold(
         if not keys:
             return
         cold = f"{', '.join(keys)}: not loaded on cuda:{ordinal}"
-    refuse_in_capture(f"{request.stage}: {cold}", f"Add before the capture: {warm_up_line(request, ordinal)}")
+    refuse_in_capture(ordinal, f"{request.stage}: {cold}", f"Add before the capture: {warm_up_line(request, ordinal)}")
 
 
 def warm_up_line(request: Request, ordinal: int) -> str:

@@ -134,7 +134,7 @@ class DeviceControl:
             most = self._pools[-1].slot_bytes
             raise LaunchError(f"{count} control words need {needed} bytes; a runner has at most {most}")
         with self._lock:
-            capturing = driver.is_capturing()
+            capturing = driver.is_capturing(self.device.ordinal)
             if len(pool.free) < (1 if capturing else RESERVED_SLOTS):
                 with driver.using_context(self.device.context), driver.relaxed_capture():
                     pool.refill(capturing=capturing)

@@ -102,14 +102,24 @@ def stream_reader() -> Callable[[int], int]:
     return cast("Callable[[int], int]", importlib.import_module("torch")._C._cuda_getCurrentRawStream)
 
 
-def is_capturing() -> bool:
-    """Whether torch's current stream is being captured into a graph; false where torch has no CUDA.
+def is_capturing(ordinal: int | None = None) -> bool:
+    """Whether torch's current stream of a device is being captured into a graph; false where torch has no CUDA.
 
     False too where the context is lost and the question fails: the launch that follows reports that better.
+
+    Parameters
+    ----------
+    ordinal
+        The device, by default torch's current one.
     """
     cuda = _torch_cuda()
     try:
-        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+        if not cuda.is_initialized():
+            return False
+        if ordinal is None or ordinal == cuda.current_device():
+            return bool(cuda.is_current_stream_capturing())
+        with cuda.device(ordinal):
+            return bool(cuda.is_current_stream_capturing())
     except RuntimeError:
         return False
 

@@ -324,7 +324,7 @@ class LatentMoe:
     def _open(self, ordinal: int) -> Device:
         device = opened_device(ordinal)
         if device is None:
-            refuse_in_capture(f"cuda:{ordinal} was not used before", "Call it before the capture.")
+            refuse_in_capture(ordinal, f"cuda:{ordinal} was not used before", "Call it before the capture.")
             device = open_device(ordinal)
         facts = self._device_facts
         if facts is not None and facts.arch != device.arch.name:

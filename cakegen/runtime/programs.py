@@ -69,7 +69,7 @@ class ProgramTable:
         found = self.find(device, key)
         if found is not None:
             return found
-        if driver.is_capturing():
+        if driver.is_capturing(device.ordinal):
             raise LaunchError(
                 f"{key}: not loaded on cuda:{device.ordinal}, and the current stream is being captured, where no "
                 "program can be loaded. Call warm_up, or prepare a runner of this shape, before the capture."

@@ -159,7 +159,7 @@ class ProgramRunner(Runner):
     def __call__(self) -> Outputs:
         """Launch on torch's current stream of the operands' device."""
         stream = self._read_stream(self._ordinal)
-        if self._words is not None and not self._words.captured and driver.is_capturing():
+        if self._words is not None and not self._words.captured and driver.is_capturing(self._ordinal):
             self._words.captured = True
         try:
             if self._workspace is not None:
@@ -187,7 +187,7 @@ class ProgramRunner(Runner):
 
         One comparison in a call that stays on its stream; an event only where it changes.
         """
-        if driver.is_capturing():
+        if driver.is_capturing(self._ordinal):
             return
         last, self._stream = self._stream, stream
         if last is not None:

@@ -54,7 +54,7 @@ class Workspace:
         """
         with self._lock:
             if self._partials is None or self._partials.numel() < elems:
-                if not self._grows_in_capture and driver.is_capturing():
+                if not self._grows_in_capture and driver.is_capturing(self.device.index):
                     raise LaunchError(
                         f"workspace of {self.device}: {elems * FP32_BYTES} bytes of fp32 partials are needed, "
                         f"{self.bytes} are there, and the current stream is being captured, where nothing can be "
@@ -77,7 +77,7 @@ class Workspace:
         with self._lock:
             if stream == self._stream:
                 return
-            if driver.is_capturing():
+            if driver.is_capturing(self.device.index):
                 return
             if self._stream is not None and not driver.is_idle(self._stream):
                 raise LaunchError(

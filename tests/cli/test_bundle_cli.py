@@ -49,7 +49,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the driver is asked to load, on a machine of fakes."""
     fake = FakeDriver()
     monkeypatch.setattr(driver, "bindings", lambda: fake)
-    monkeypatch.setattr(driver, "is_capturing", lambda: False)
+    monkeypatch.setattr(driver, "is_capturing", lambda ordinal=None: False)
     monkeypatch.setattr(device, "_opened", {})
     calls: list[tuple[Any, ...]] = []
     original = driver.load_kernel

@@ -18,7 +18,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(driver, "tensor_map_encoder", lambda: lambda *arguments: 0)
     monkeypatch.setattr(driver, "bind_launch", fake.driver.bind_launch)
     monkeypatch.setattr(driver, "context_is_current", lambda context: fake.driver.context == context)
-    monkeypatch.setattr(driver, "is_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(driver, "is_capturing", lambda ordinal=None: fake.capturing)
     monkeypatch.setattr(driver, "stream_reader", lambda: lambda ordinal: fake.stream)
     monkeypatch.setattr(programs, "compilation", fake.compiler)
     monkeypatch.setattr(device, "_opened", {})

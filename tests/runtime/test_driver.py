@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
+from collections.abc import Iterator
 
 import pytest
 from cuda.bindings import driver as real
@@ -123,3 +125,32 @@ def test_bound_launches_have_a_configuration_for_each_stream(monkeypatch: pytest
     assert [launch() for launch in launches] == [7, 7]
     cluster = int(IDS.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
     assert seen == [(0, cluster), (0x2200000033, cluster)]
+
+
+class FakeCuda:
+    """torch.cuda with a current device, and a capture on some devices' current streams."""
+
+    def __init__(self, current: int, captured: set[int]) -> None:
+        self.current, self.captured = current, captured
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return self.current
+
+    @contextlib.contextmanager
+    def device(self, ordinal: int) -> Iterator[None]:
+        before, self.current = self.current, ordinal
+        yield
+        self.current = before
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.current in self.captured
+
+
+def test_capture_is_looked_for_on_the_device_that_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(current=0, captured={1})
+    monkeypatch.setattr(driver, "_torch_cuda", lambda: cuda)
+    assert [driver.is_capturing(), driver.is_capturing(0), driver.is_capturing(1)] == [False, False, True]
+    assert cuda.current == 0

@@ -145,6 +145,7 @@ def test_warm_split_prepare_in_a_capture_works_once_its_workspace_is_large_enoug
 ) -> None:
     moe, workspace = LatentMoe(tiny_registry), Workspace("cuda:0")
     prepare_front(moe, LARGER, workspace)
+    prepare_front(moe, CUT, Workspace("cuda:0"))  # its programs
     machine.capturing = True
     runner = prepare_front(moe, CUT, workspace)
     runner()
