@@ -5,6 +5,7 @@ What `cakegen emulate` and the tests run.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from cakegen.arch import architecture
-from cakegen.emulator.launch import DEFAULT_OPTIONS, Options, emulate_plan
+from cakegen.emulator.launch import DEFAULT_OPTIONS, Options, emulate_calls, emulate_plan
 from cakegen.emulator.stream import LaunchReport
 from cakegen.emulator.translate import Program
 from cakegen.errors import EmulationError, PlanError
@@ -27,6 +28,7 @@ from cakegen.runtime.validate import Request, validate_front, validate_tail
 ARCH = "sm_90a"
 # Of the contract: logits are fp32, the others bf16. `y` is compared bit for bit.
 TOLERANCES = {"logits": 1e-3, "latent": 1e-2, "shared_act": 1e-2, "out": 1e-2}
+_OUTPUTS = {"front": ("logits", "latent", "shared_act"), "tail": ("y_workspace", "out")}
 # Columns between the rows of pitched operands: NaN in inputs, and no program may write them in outputs.
 _GAP_COLS = 64
 _CHUNK = 1 << 20
@@ -144,20 +146,45 @@ def emulate_case(
     CakeError
         The request, the plan or a program is refused.
     """
+    operands = make_operands(registry.model, case, operand_seed)
+    request, plan = _call(registry.model, case, operands)
+    launches = emulate_plan(registry, request, plan, options, on_progress=on_progress, load=load)
+    return _report(registry.model, case, operands, launches)
+
+
+def emulate_chain(
+    registry: Registry,
+    case: Case,
+    options: Options = DEFAULT_OPTIONS,
+    *,
+    load: Callable[[Registry, str, str], Program] | None = None,
+) -> CaseReport:
+    """Run a case behind the other stage, whose output it reads, and then again, in one stream.
+
+    All launches overlap whose programs offer it. Arguments and what is raised as of `emulate_case`.
+    """
     model = registry.model
-    operands = make_operands(model, case, operand_seed)
+    other = dataclasses.replace(case, stage="tail" if case.stage == "front" else "front", rank=0)
+    before, operands = make_operands(model, other, 1), make_operands(model, case)
+    written, read = ("shared_act", "shared_act") if case.stage == "tail" else ("out", "x")
+    operands[read] = before[written]
+    own = _call(model, case, operands)
+    launches = emulate_calls(registry, [_call(model, other, before), own, own], options, overlap=True, load=load)
+    return _report(model, case, operands, launches)
+
+
+def _call(model: Model, case: Case, operands: dict[str, torch.Tensor]) -> tuple[Request, Plan]:
     if case.stage == "front":
-        request = validate_front(model, **operands)
-    else:
-        request = validate_tail(model, **operands, tp=case.tp, rank=case.rank)
-    launches = emulate_plan(registry, request, case.plan(model), options, on_progress=on_progress, load=load)
+        return validate_front(model, **operands), case.plan(model)
+    return validate_tail(model, **operands, tp=case.tp, rank=case.rank), case.plan(model)
+
+
+def _report(
+    model: Model, case: Case, operands: dict[str, torch.Tensor], launches: tuple[LaunchReport, ...]
+) -> CaseReport:
     errors, problems = compare(model, case, operands)
-    outputs = {name: operands[name].clone() for name in _outputs(request)}
+    outputs = {name: operands[name].clone() for name in _OUTPUTS[case.stage]}
     return CaseReport(launches, errors, tuple(problems), outputs)
-
-
-def _outputs(request: Request) -> tuple[str, ...]:
-    return ("logits", "latent", "shared_act") if request.stage == "front" else ("y_workspace", "out")
 
 
 class _Draw:

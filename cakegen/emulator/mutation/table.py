@@ -1,8 +1,8 @@
 """Results of a campaign as a table, with the survivors and why they survive. Imports campaign and errors.
 
 A site counts as killed when the mutant of any program at it is. What is left is matched with the explanations: a list
-of objects whose `operator`, `change`, `instruction`, `line` and `key` are patterns (`*` where one is missing), with a
-`kind` and a sentence.
+of objects whose `operator`, `change`, `instruction`, `line`, `site` and `key` are patterns (`*` where one is missing),
+with a `kind` and a sentence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cakegen.errors import EmulationError
 
 # Why a mutant survives: it does what the program does; the emulator can't tell; nobody knows yet.
 EQUIVALENT, BLIND, OPEN = "equivalent", "not seen", "unexplained"
-_PATTERNS = ("operator", "change", "instruction", "line", "key")
+_PATTERNS = ("operator", "change", "instruction", "line", "site", "key")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,10 @@ class Survivor:
 
 
 def survivors_of(results: Iterable[dict[str, Any]], explanations: Sequence[Explanation]) -> list[Survivor]:
-    """The sites that survived, each with the explanation that fits one of its results."""
+    """The sites that survived, each with an explanation where every one of its results has one.
+
+    Of several the one is named that claims less: that the emulator can't tell.
+    """
     at: dict[str, list[dict[str, Any]]] = {}
     for entry in results:
         at.setdefault(entry["site"], []).append(entry)
@@ -88,10 +91,13 @@ def survivors_of(results: Iterable[dict[str, Any]], explanations: Sequence[Expla
     for entries in at.values():
         if any(entry["outcome"] not in ALIVE for entry in entries):
             continue
-        pairs = [(entry, why) for entry in entries for why in explanations if why.matches(entry)]
-        entry, explanation = pairs[0] if pairs else (entries[0], None)
-        found.append(Survivor(entry, explanation))
+        survivors = [Survivor(entry, _explanation_of(entry, explanations)) for entry in entries]
+        found.append(min(survivors, key=lambda survivor: (OPEN, BLIND, EQUIVALENT).index(survivor.kind)))
     return found
+
+
+def _explanation_of(entry: dict[str, Any], explanations: Sequence[Explanation]) -> Explanation | None:
+    return next((why for why in explanations if why.matches(entry)), None)
 
 
 def render_table(header: dict[str, Any], results: Sequence[dict[str, Any]], survivors: Sequence[Survivor]) -> str:
@@ -106,7 +112,7 @@ def render_table(header: dict[str, Any], results: Sequence[dict[str, Any]], surv
         "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in cells).rstrip()
         for cells in (enumerate(zip(line, widths, strict=True)) for line in lines)
     ]
-    schedules = f"early, late and {header['seeds']} seeds"
+    schedules = f"early, late, {header['seeds']} seeds and a chain"
     return "\n".join([f"{header['export']} {header['arch']}, {schedules}, {header['nvrtc']}", "", *text])
 
 

@@ -26,17 +26,25 @@ Site = tuple[str, str, str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Target:
-    """One program and a request that launches it: its key, its compilation, its PTX, the request."""
+    """One program and a request that launches it: its key, its compilation, its PTX, the request.
+
+    Parameters
+    ----------
+    many_tokens
+        The request has more tokens than the one that would be chosen.
+    """
 
     key: str
     request: CompileRequest
     ptx: str
     case: Case
+    many_tokens: bool = False
 
     @property
     def name(self) -> str:
-        """`KEY/SMS`, with the SM count that its request is planned for; `target_of` reads it."""
-        return f"{self.key}/{self.case.sm_count}"
+        """`KEY/SMS`, with the SM count that its request is planned for, or `KEY/SMS/TOKENS`; `target_of` reads it."""
+        name = f"{self.key}/{self.case.sm_count}"
+        return f"{name}/{self.case.tokens}" if self.many_tokens else name
 
     @cached_property
     def mutants(self) -> tuple[Mutant, ...]:
@@ -76,21 +84,22 @@ def target_of(registry: Registry, name: str, arch: str) -> Target:
     Parameters
     ----------
     name
-        `KEY`, or `KEY/SMS`: with the request that launches it on a device of so many SMs.
+        `KEY`, or `KEY/SMS`: with the request that launches it on a device of so many SMs; `KEY/SMS/TOKENS`: with so
+        many tokens.
 
     Raises
     ------
     EmulationError
         No request that was tried launches it there.
     """
-    key, _, sm_count = name.partition("/")
+    key, sm_count, tokens = (*name.split("/"), "", "")[:3]
     case = _with_padding(registry, find_case(registry, key, arch), key)
     if sm_count:
-        case = dataclasses.replace(case, sm_count=int(sm_count))
+        case = dataclasses.replace(case, sm_count=int(sm_count), tokens=int(tokens or case.tokens))
         if not _launches(registry, case, key):
-            raise EmulationError(f"{key}: {case} does not launch it; leave out the SM count behind the slash")
+            raise EmulationError(f"{key}: {case} does not launch it; leave out what is behind the slash")
     request = request_for(registry, key, arch, _FLAGS)
-    return Target(key, request, compile_ptx(request), case)
+    return Target(key, request, compile_ptx(request), case, bool(tokens))
 
 
 def _with_padding(registry: Registry, case: Case, key: str) -> Case:

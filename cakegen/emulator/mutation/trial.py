@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cakegen.emulator.cases import CaseReport, emulate_case
+from cakegen.emulator.cases import CaseReport, emulate_case, emulate_chain
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.launch import Options, load_program
 from cakegen.emulator.machine import Machine
@@ -31,6 +31,9 @@ WRONG, UNSTEADY = "wrong values", "bits depend on the schedule"
 ALIVE = (SURVIVED, REFUSED, CRASHED)
 # A mutant that still runs after so many times the instructions of the program hangs; a short one gets a floor.
 _LIMIT_FACTOR, _LIMIT_FLOOR = 4, 200_000
+# The last schedule: the request in a stream of launches that overlap, which is what `griddepcontrol.wait` is for. They
+# do for certain where everything is late.
+CHAIN = ("chain", 0)
 # Values are compared with the reference's tolerances, which any arithmetic meets; this one is the fastest.
 _ARITHMETIC = "wide"
 Schedule = tuple[str, int]
@@ -65,9 +68,10 @@ class Verdict:
 
 
 def schedules(seeds: int) -> Iterator[Schedule]:
-    """Both extremes, then the seeds."""
+    """Both extremes, then the seeds, then the chain."""
     yield from (("early", 0), ("late", 0))
     yield from (("random", seed) for seed in range(seeds))
+    yield CHAIN
 
 
 @dataclass
@@ -126,9 +130,9 @@ class Trial:
         # blocks are translated as they are reached
         program = Program(parse_kernel(target.ptx, target.request.kernel_symbol))
         reach = Reach()
-        for schedule in (("early", 0), ("random", 0)):
-            options = Options(*schedule, _ARITHMETIC, machine=functools.partial(_ReachingMachine, reach, program))
-            report = self._emulate(program, options)
+        for schedule in (("early", 0), ("random", 0), CHAIN):
+            machine = Machine if schedule == CHAIN else functools.partial(_ReachingMachine, reach, program)
+            report = self._emulate(program, schedule, machine=machine)
             if report.problems:
                 raise EmulationError(f"{target.key}: the program itself is wrong: {'; '.join(report.problems)}")
             reach.instructions = max(reach.instructions, *(launch.instructions for launch in report.launches))
@@ -142,11 +146,14 @@ class Trial:
         """Those of some mutants whose instruction a run of the program executes."""
         return tuple(mutant for mutant in mutants if mutant.instruction.place.span in self._reached)
 
-    def _emulate(self, program: Program, options: Options) -> CaseReport:
+    def _emulate(self, program: Program, schedule: Schedule, **facts: Any) -> CaseReport:
         def load(registry: Registry, key: str, arch: str) -> Program:
             return program if key == self.target.key else load_program(registry, key, arch)
 
-        return emulate_case(self._registry, self.target.case, options, load=load)
+        case = self.target.case
+        if schedule == CHAIN:
+            return emulate_chain(self._registry, case, Options("late", 0, _ARITHMETIC, **facts), load=load)
+        return emulate_case(self._registry, case, Options(*schedule, _ARITHMETIC, **facts), load=load)
 
     def run(self, mutant: Mutant, first_only: bool = False) -> Verdict:
         """Run a mutant until a schedule shows it.
@@ -169,9 +176,8 @@ class Trial:
         before: dict[str, torch.Tensor] = {}
         for schedule in chosen:
             name = schedule[0] if schedule[0] != "random" else f"seed {schedule[1]}"
-            options = Options(*schedule, _ARITHMETIC, instruction_limit=self._limit)
             try:
-                report = self._emulate(program, options)
+                report = self._emulate(program, schedule, instruction_limit=self._limit)
             except Fault as fault:
                 return fault.kind, name, fault.message.splitlines()[0]
             except EmulationError:
@@ -180,6 +186,8 @@ class Trial:
                 return CRASHED, name, f"{type(error).__name__}: {error}"
             if report.problems:
                 return WRONG, name, report.problems[0]
+            if schedule == CHAIN:  # it has other inputs
+                continue
             changed = [key for key, value in before.items() if not torch.equal(value, report.outputs[key])]
             if changed:
                 return UNSTEADY, name, f"{', '.join(changed)} differ between two schedules"

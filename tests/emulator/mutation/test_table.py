@@ -52,9 +52,17 @@ def test_site_is_killed_where_any_program_shows_it() -> None:
     ]
 
 
+def test_site_is_explained_only_where_all_its_results_are() -> None:
+    blind = Explanation({"key": "p"}, "not seen", "Too small.")
+    two = [result("count", "a", "survived", "p", "unused();"), result("count", "a", "survived", "q", "unused();")]
+    assert [each.kind for each in survivors_of(two, [blind])] == ["unexplained"]
+    assert [each.kind for each in survivors_of(two, [blind, UNUSED])] == ["not seen"]
+    assert [each.kind for each in survivors_of(two, [UNUSED, blind])] == ["equivalent"]
+
+
 def test_table_counts_mutants_sites_and_shares() -> None:
     text = render_table(HEADER, RESULTS, survivors_of(RESULTS, [UNUSED]))
-    assert text.startswith("tiny sm_90a, early, late and 5 seeds, NVRTC 13.0")
+    assert text.startswith("tiny sm_90a, early, late, 5 seeds and a chain, NVRTC 13.0")
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[3:]}
     assert rows["count"] == ["4", "1", "3", "1", "1", "0", "1", "50.0", "%"]
     assert rows["parity"] == ["2", "1", "2", "1", "0", "0", "1", "50.0", "%"]
