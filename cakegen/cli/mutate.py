@@ -55,7 +55,7 @@ def mutate_command(
     survivors: Path | None,
     only_table: bool,
 ) -> None:
-    """Run mutants of KEYs (or of --programs) under both extremes and some seeds until one shows that they are broken.
+    """Run mutants of KEYs (or of --programs) under several schedules until one shows that they are broken.
 
     A mutant is a program whose PTX has one thing wrong: a fence, wait or arrival dropped, a count, parity, descriptor
     field or scope changed, an access moved in front of its wait. Prints a table of what was noticed, and the survivors.

@@ -21,7 +21,7 @@ def test_mutants_are_run_and_counted_and_the_run_is_not_repeated(tmp_path: Path)
     arguments = [KEY, "--operator", "parity", "--operator", "swap", "--seeds", "0", "--out", str(out)]
     result = run(*arguments)
     assert result.exit_code == 0, result.output
-    assert result.output.startswith("tiny_latent_moe sm_90a, early, late and 0 seeds, NVRTC")
+    assert result.output.startswith("tiny_latent_moe sm_90a, early, late, 0 seeds and a chain, NVRTC")
     rows = {line.split()[0]: line.split() for line in result.output.splitlines() if line}
     assert rows["parity"][-2:] == ["100.0", "%"]
     assert rows["swap"][-2:] == ["100.0", "%"]
