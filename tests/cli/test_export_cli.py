@@ -56,7 +56,7 @@ def test_check_reports_hand_edit_and_writes_nothing(trees: Path, tmp_path: Path)
 def test_check_reports_an_edited_template(trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     templates = tmp_path / "templates"
     shutil.copytree(paths.templates_root(), templates)
-    edited = templates / "kernels" / "sm90" / "tail_norm.cu"
+    edited = templates / "kernels" / "tail_norm.cu"
     edited.write_text(edited.read_text() + "// one more line\n")
     monkeypatch.setattr(paths, "templates_root", lambda: templates)
     before = {path: path.read_bytes() for path in trees.rglob("*") if path.is_file()}

@@ -185,7 +185,9 @@ def test_setting_that_is_none_names_the_nearest(monkeypatch: pytest.MonkeyPatch)
 def test_settings_are_those_that_the_sources_read() -> None:
     """Every `CAKEGEN_…` of the package and its tools is known to the doctor, but for macros of the compiler."""
     root = Path(machine.__file__).parents[2]
-    files = [*root.glob("cakegen/**/*.py"), *root.glob("tools/*"), *root.glob("tests/**/*.py")]
-    mentioned = {name for file in files for name in re.findall(r'"(CAKEGEN_[A-Z_]+)"', file.read_text())}
+    files = [*root.glob("cakegen/**/*.py"), *root.glob("tools/**/*"), *root.glob("tests/**/*.py")]
+    mentioned = {
+        name for file in files if file.is_file() for name in re.findall(r'"(CAKEGEN_[A-Z_]+)"', file.read_text())
+    }
     mentioned |= set(re.findall(r"\{(CAKEGEN_[A-Z_]+)", (root / "tools" / "setup.sh").read_text()))
     assert mentioned - {"CAKEGEN_", "CAKEGEN_CACH_DIR"} == set(SETTINGS)
