@@ -78,9 +78,9 @@ def test_device_to_plan_for_is_an_architecture_or_facts(moe: LatentMoe, registry
         "sm_90a", max(target.sm_counts)
     )
     facts = DeviceFacts.nominal("sm_90a", 6)
-    assert prepare(moe, case, operands, arch=facts).plan.device is facts  # type: ignore[union-attr]
+    assert prepare(moe, case, operands, arch=facts).plan.device == facts  # type: ignore[union-attr]
     given = LatentMoe(registry, device_facts=facts)
-    assert prepare(given, case, operands).plan.device is facts  # type: ignore[union-attr]
+    assert prepare(given, case, operands).plan.device == facts  # type: ignore[union-attr]
 
 
 def test_refusals_say_what_is_wrong(moe: LatentMoe, registry: Registry) -> None:
