@@ -1,18 +1,16 @@
-"""Weights in the order in which programs read them. Imports torch and errors."""
+"""Weights in the order in which programs read them. Imports torch, errors and tensor_map."""
 
 from __future__ import annotations
 
 import torch
 
 from cakegen.errors import LaunchError
-
-PACKED_COLS = 64
-"""Columns of a packed weight's chunk: the K chunk of every program, one 128-byte row of the swizzle."""
+from cakegen.runtime.tensor_map import CHUNK_COLS
 
 
 def packed_shape(rows: int, cols: int) -> tuple[int, int, int]:
     """Shape of a packed weight `[rows, cols]`: chunks of 64 columns, each with all rows."""
-    return (cols // PACKED_COLS, rows, PACKED_COLS)
+    return (cols // CHUNK_COLS, rows, CHUNK_COLS)
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -27,13 +25,13 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     LaunchError
         The weight is no matrix of whole chunks.
     """
-    if weight.dim() != 2 or weight.shape[1] % PACKED_COLS:
+    if weight.dim() != 2 or weight.shape[1] % CHUNK_COLS:
         raise LaunchError(
-            f"pack_weight: needs a matrix of whole chunks of {PACKED_COLS} columns; got {list(weight.shape)}. Such a "
+            f"pack_weight: needs a matrix of whole chunks of {CHUNK_COLS} columns; got {list(weight.shape)}. Such a "
             "weight serves unpacked."
         )
     rows, cols = weight.shape
-    return weight.reshape(rows, cols // PACKED_COLS, PACKED_COLS).transpose(0, 1).contiguous()
+    return weight.reshape(rows, cols // CHUNK_COLS, CHUNK_COLS).transpose(0, 1).contiguous()
 
 
 def unpack_weight(packed: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ MAX_BOX = 256
 MAX_DIM = 2**32
 MAX_STRIDE_BYTES = 2**40
 SWIZZLE_BYTES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}
-_CHUNK_COLS = 64
+CHUNK_COLS = 64
+"""Columns of a K chunk in every program, and of a packed weight: one 128-byte row of the swizzle."""
 
 # values of the driver's enumerations (cuda.h, CUtensorMap*)
 _BFLOAT16 = 9
@@ -132,17 +133,17 @@ def view_matrix(
     """
     pitch_bytes = pitch_elems * BF16_BYTES
     if entry.view == "chunks":
-        if cols % _CHUNK_COLS:
+        if cols % CHUNK_COLS:
             raise LaunchError(
-                f"tensor map {entry.name}: view 'chunks' needs whole chunks of {_CHUNK_COLS} columns; "
-                f"{entry.operand} has {cols} = {cols // _CHUNK_COLS} * {_CHUNK_COLS} + {cols % _CHUNK_COLS}."
+                f"tensor map {entry.name}: view 'chunks' needs whole chunks of {CHUNK_COLS} columns; "
+                f"{entry.operand} has {cols} = {cols // CHUNK_COLS} * {CHUNK_COLS} + {cols % CHUNK_COLS}."
             )
-        dims = (_CHUNK_COLS, rows, cols // _CHUNK_COLS)
-        strides = (pitch_bytes, (chunk_elems or _CHUNK_COLS) * BF16_BYTES)
+        dims = (CHUNK_COLS, rows, cols // CHUNK_COLS)
+        strides = (pitch_bytes, (chunk_elems or CHUNK_COLS) * BF16_BYTES)
     elif entry.view == "columns" and chunk_elems:
         raise LaunchError(
             f"tensor map {entry.name}: a packed {entry.operand} has no slice that ends inside a chunk; it ends at "
-            f"column {cols} = {cols // _CHUNK_COLS} * {_CHUNK_COLS} + {cols % _CHUNK_COLS}. Pass the weight unpacked."
+            f"column {cols} = {cols // CHUNK_COLS} * {CHUNK_COLS} + {cols % CHUNK_COLS}. Pass the weight unpacked."
         )
     elif entry.view == "columns":
         # the third extent is 1, so its stride moves nothing; it must only be legal

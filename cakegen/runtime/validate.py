@@ -1,6 +1,6 @@
 """Operands of the front and the tail: checked against the model, and reduced to addresses and pitches.
 
-Imports torch, errors, arch, model and packing. Asks no driver, so that it holds for CPU tensors
+Imports torch, errors, arch, model, packing and tensor_map. Asks no driver, so that it holds for CPU tensors
 (backend='reference') as well.
 """
 
@@ -15,8 +15,9 @@ import torch
 from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
 from cakegen.model import Model
-from cakegen.runtime.packing import PACKED_COLS, packed_shape
+from cakegen.runtime.packing import packed_shape
 from cakegen.runtime.plain import check_tensors, check_whole
+from cakegen.runtime.tensor_map import CHUNK_COLS
 
 ALIGN_BYTES = 16
 
@@ -140,8 +141,8 @@ class _Check:
         self._kind(name, tensor, torch.bfloat16, need)
         if tuple(tensor.shape) != packed or not tensor.is_contiguous():
             self.refuse(name, tensor, need, "Pass what pack_weight made of the checkpoint's tensor for this rank.")
-        size, chunk = tensor.element_size(), rows * PACKED_COLS
-        operand = Operand(name, tensor.data_ptr(), rows, cols, PACKED_COLS, size, cols, chunk_stride=chunk)
+        size, chunk = tensor.element_size(), rows * CHUNK_COLS
+        operand = Operand(name, tensor.data_ptr(), rows, cols, CHUNK_COLS, size, cols, chunk_stride=chunk)
         self._note(tensor, operand)
 
     def vector(self, name: str, tensor: torch.Tensor, length: int, why: str) -> None:
