@@ -119,20 +119,14 @@ __device__ __forceinline__ void store_block(
     if (columns.kind == TileClass::kRouter) {
         store_router(acc, out, out.latent.rows, row, columns.first, at);
     } else if (columns.kind == TileClass::kLatent) {
-#pragma unroll
-        for (u32 chunk = 0; chunk < Cfg::kBlockN / 64; ++chunk) {
-            store_rows(acc + 32 * chunk, out.latent, row, columns.first + 64 * chunk, at, smem);
-        }
+        store_rows<Cfg::kBlockN>(acc, out.latent, row, columns.first, at, smem);
     } else {
         // The up value of a gate value sits half a tile of columns further, in the same thread.
 #pragma unroll
         for (u32 i = 0; i < Cfg::kBlockN / 4; ++i) {
             acc[i] = situ(acc[i], acc[i + Cfg::kBlockN / 4], Cfg::kSituBeta, Cfg::kSituLinearBeta);
         }
-#pragma unroll
-        for (u32 chunk = 0; chunk < Cfg::kBlockN / 128; ++chunk) {
-            store_rows(acc + 32 * chunk, out.shared_act, row, columns.first + 64 * chunk, at, smem);
-        }
+        store_rows<Cfg::kBlockN / 2>(acc, out.shared_act, row, columns.first, at, smem);
     }
 }
 

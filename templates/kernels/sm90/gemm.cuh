@@ -335,18 +335,21 @@ struct Matrix {
     u32 rows;
 };
 
-// Stores 16 rows x 64 columns of one warp, rounded to bf16: through its own slab of shared memory, so that a row
-// leaves as eight neighbouring 16-byte stores. `sums` holds the warp's fragment of these columns; rows and columns
+// Stores 16 rows x kCols columns of one warp, at most 64, rounded to bf16: through its own slab of shared memory, so
+// that a row leaves as neighbouring 16-byte stores. `sums` holds the warp's fragment of these columns; rows and columns
 // past the matrix are dropped.
-__device__ __forceinline__ void store_rows(
+template <u32 kCols>
+__device__ __forceinline__ void store_columns(
     const float* sums, const Matrix& out, u32 row, u32 column, const Fragment& at, u32 smem) {
     constexpr u32 kPitch = 64 * 2 + 16;  // 16 bytes more than a row: 8 rows of a matrix hit all banks
+    constexpr u32 kRowLanes = kCols / 8;  // 16 bytes each
+    constexpr u32 kRowsAtOnce = 32 / kRowLanes;
     const u32 slab = smem + Cfg::kStagingOffset + (at.group * 4 + at.warp) * (16 * kPitch);
     const u32 matrix = at.lane / 8;
     const u32 row_address = slab + (8 * (matrix % 2) + at.lane % 8) * kPitch + matrix / 2 * 16;
     warp_sync();
 #pragma unroll
-    for (u32 i = 0; i < 32; i += 8) {
+    for (u32 i = 0; i < kCols / 2; i += 8) {
         stmatrix_x4(
             row_address + 4 * i,
             cvt_rn_bf16x2(sums[i + 1], sums[i]),
@@ -357,13 +360,35 @@ __device__ __forceinline__ void store_rows(
     warp_sync();
     chaos_point(slab);
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-        const u32 inner_row = i * 4 + at.lane / 8;
-        const u32 first = column + at.lane % 8 * 8;
+    for (u32 i = 0; i < 16 / kRowsAtOnce; ++i) {
+        const u32 inner_row = i * kRowsAtOnce + at.lane / kRowLanes;
+        const u32 inner_column = at.lane % kRowLanes * 8;
+        const u32 first = column + inner_column;
         if (row + inner_row < out.rows && first < out.cols) {
-            const Vec4 value = ld_shared_v4(slab + inner_row * kPitch + at.lane % 8 * 16);
+            const Vec4 value = ld_shared_v4(slab + inner_row * kPitch + inner_column * 2);
             st_global_v4(out.base + static_cast<u64>(row + inner_row) * out.pitch + first, value);
         }
+    }
+}
+
+// The same for any multiple of 16 columns.
+template <u32 kCols>
+__device__ __forceinline__ void store_rows(
+    const float* sums, const Matrix& out, u32 row, u32 column, const Fragment& at, u32 smem) {
+    static_assert(kCols % 16 == 0, "stmatrix stores 16 columns at a time");
+    if constexpr (kCols >= 64) {
+#pragma unroll
+        for (u32 chunk = 0; chunk < kCols / 64; ++chunk) {
+            store_columns<64>(sums + 32 * chunk, out, row, column + 64 * chunk, at, smem);
+        }
+    }
+    if constexpr (kCols % 64 >= 32) {
+        constexpr u32 kDone = kCols / 64 * 64;
+        store_columns<32>(sums + kDone / 2, out, row, column + kDone, at, smem);
+    }
+    if constexpr (kCols % 32 == 16) {
+        constexpr u32 kDone = kCols / 32 * 32;
+        store_columns<16>(sums + kDone / 2, out, row, column + kDone, at, smem);
     }
 }
 

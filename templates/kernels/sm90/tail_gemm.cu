@@ -117,11 +117,9 @@ __device__ __forceinline__ void multiply_and_store(
             continue;
         }
 #pragma unroll
-        for (u32 i = 0; i < Cfg::kGroupBlocks * (Cfg::kBlockN / 64); ++i) {
-            const u32 block = i / (Cfg::kBlockN / 64);
-            const u32 chunk = i % (Cfg::kBlockN / 64);
-            const u32 column = place.n_tile * Cfg::kBlockN + 64 * chunk;
-            store_rows(acc[block] + 32 * chunk, out, row + at.first_row(block), column, at, smem);
+        for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
+            const u32 column = place.n_tile * Cfg::kBlockN;
+            store_rows<Cfg::kBlockN>(acc[block], out, row + at.first_row(block), column, at, smem);
         }
     }
 }
