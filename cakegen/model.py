@@ -183,8 +183,39 @@ class PrefillRules:
 
 
 MAX_ITER_PERCENT = 1000
-"""Of `HopperPrefillRules.narrow_iter_percent`. At this cost a narrow tile pays only where the ends of tiles cost many
-times their iterations."""
+"""Of `HopperTile.iter_percent`. At this cost a tile pays only where the ends of tiles cost many times their
+iterations."""
+
+
+@dataclass(frozen=True)
+class HopperTile:
+    """One way to lay out a Hopper prefill GEMM, and what it costs. Costs are counted in K iterations of this tile.
+
+    Parameters
+    ----------
+    block_n
+        Weight rows of a tile; both CTAs of a pair multiply by all of them, and each loads half.
+    num_stages
+        K iterations that the ring in shared memory holds.
+    tile_groups
+        Warpgroups of a CTA that share each tile. With 2, each has half of the rows. With 1 they take turns, each with
+        whole tiles, so that only the last tile's end is not hidden behind another's multiplications.
+    iter_percent
+        What an iteration costs, in percent of one of the first tile of the table. A narrower tile multiplies less in
+        it, and reads the tokens more often.
+    epilogue_iters
+        What the end of a piece (a whole tile, or an item's part of a cut tile) costs, whether it stores the output or
+        fp32 partials: the accumulators are read out, and nothing is multiplied meanwhile.
+    segment_cost
+        What each segment of a cut tile after the first costs the CTA that sums them.
+    """
+
+    block_n: int
+    num_stages: int
+    tile_groups: int
+    iter_percent: int
+    epilogue_iters: int
+    segment_cost: int
 
 
 @dataclass(frozen=True)
@@ -192,62 +223,46 @@ class HopperPrefillRules:
     """Tile choices and costs of the Hopper prefill planner (T > decode's max_tokens).
 
     A pair of CTAs computes a tile of `2 * block_m` tokens by `block_n` weight rows in steps of `block_k` columns: a K
-    iteration. Costs are counted in K iterations of one pair, so that they do not depend on the clock.
-
-    Costs are those of the tile's own kind.
+    iteration. Costs and savings are counted in K iterations of one pair, so that they do not depend on the clock.
 
     Parameters
     ----------
     block_m
         Tokens of one CTA.
-    block_n
-        Weight rows of a tile; both CTAs multiply by all of them, and each loads half.
     block_k
         Columns of a K iteration.
-    num_stages
-        K iterations that the ring in shared memory holds.
-    narrow_block_n, narrow_stages
-        Weight rows of a narrow tile, and what its ring holds. The two warpgroups of a CTA take turns with narrow tiles,
-        so that only the last tile's end is not hidden behind another's multiplications; a wide tile they share.
-    narrow_iter_percent
-        What an iteration of a narrow tile costs, in percent of one of a wide tile. It multiplies
-        `narrow_block_n / block_n` as much, and reads the tokens as often again.
-    narrow_epilogue_iters, narrow_segment_cost
-        As `epilogue_iters` and `stream_k_segment_cost`, in iterations of narrow tiles. Only the last end counts.
     raster_m_tiles
         Row tiles of `block_m` that pass a weight tile one after another, so that it is read from L2.
-    epilogue_iters
-        What the end of a piece (a whole tile, or an item's part of a cut tile) costs, whether it stores the output or
-        fp32 partials: the accumulators are read out, and nothing is multiplied meanwhile.
     stream_k_min_ipc
         Fewest K iterations of an item of the cut tiles.
     stream_k_max_segments
         Most items that may share one cut tile; the partials' workspace grows with it.
-    stream_k_segment_cost
-        What each segment of a tile after the first costs the CTA that sums them.
     stream_k_min_saving
         Fewest iterations that a cut of the trailing wave must save over whole tiles.
     stream_k_wider_min_saving
         Fewest iterations that cutting the wave before it too must save over the better of those two: it reads weights
         at more places at once, and its workspace is far larger.
+    tiles
+        The tiles that a plan may take: it takes the cheapest, and of equals the first. Keys spell all but the first.
     """
 
     block_m: int
-    block_n: int
     block_k: int
-    num_stages: int
-    narrow_block_n: int
-    narrow_stages: int
-    narrow_iter_percent: int
-    narrow_epilogue_iters: int
-    narrow_segment_cost: int
     raster_m_tiles: int
-    epilogue_iters: int
     stream_k_min_ipc: int
     stream_k_max_segments: int
-    stream_k_segment_cost: int
     stream_k_min_saving: int
     stream_k_wider_min_saving: int
+    tiles: tuple[HopperTile, ...]
+
+    def preferring(self, tile: HopperTile) -> HopperPrefillRules:
+        """These rules with costs at which a plan takes one of the tiles, whatever the others would save."""
+        return dataclasses.replace(
+            self,
+            tiles=tuple(
+                dataclasses.replace(each, iter_percent=1 if each == tile else MAX_ITER_PERCENT) for each in self.tiles
+            ),
+        )
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def words_of(plan: Plan) -> int:
 def guarded_partials(model: Model, device: torch.device, sm_count: int) -> GuardedPartials:
     """Room for every plan: fewer than two waves of pair tiles are cut, so fewer than there are multiprocessors."""
     rules = model.prefill_sm90
-    tile = 2 * rules.block_m * rules.block_n
+    tile = 2 * rules.block_m * max(tile.block_n for tile in rules.tiles)
     return GuardedPartials(device, sm_count * rules.stream_k_max_segments * tile)
 
 

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from cakegen.model import (
-    MAX_ITER_PERCENT,
     DecodeRules,
     Family,
     HopperPrefillRules,
+    HopperTile,
     Model,
     ModelDims,
     PrefillRules,
@@ -80,21 +81,18 @@ PREFILL = PrefillRules(
 
 PREFILL_SM90 = HopperPrefillRules(
     block_m=128,
-    block_n=256,
     block_k=64,
-    num_stages=4,
-    narrow_block_n=128,
-    narrow_stages=6,
-    narrow_iter_percent=54,
-    narrow_epilogue_iters=6,
-    narrow_segment_cost=19,
     raster_m_tiles=16,
-    epilogue_iters=6,
     stream_k_min_ipc=8,
     stream_k_max_segments=4,
-    stream_k_segment_cost=8,
     stream_k_min_saving=7,
-    stream_k_wider_min_saving=26,
+    stream_k_wider_min_saving=60,
+    tiles=(
+        HopperTile(256, 4, tile_groups=2, iter_percent=100, epilogue_iters=2, segment_cost=12),
+        HopperTile(224, 4, tile_groups=2, iter_percent=86, epilogue_iters=3, segment_cost=18),
+        HopperTile(192, 5, tile_groups=2, iter_percent=74, epilogue_iters=2, segment_cost=14),
+        HopperTile(128, 6, tile_groups=1, iter_percent=51, epilogue_iters=7, segment_cost=20),
+    ),
 )
 
 FAMILIES = (
@@ -118,15 +116,16 @@ TINY_PREFILL_CHANGES: dict[str, int] = {
     "fused_norm_min_down_chunks": 16,
     "fused_norm_rows_per_cta": 64,
 }
-TINY_PREFILL_SM90_CHANGES: dict[str, int] = {
-    "narrow_iter_percent": 64,
-    "epilogue_iters": 0,
-    "narrow_epilogue_iters": 0,
-    "narrow_segment_cost": 0,
+TINY_PREFILL_SM90_CHANGES: dict[str, Any] = {
     "stream_k_min_ipc": 3,
-    "stream_k_segment_cost": 0,
     "stream_k_min_saving": 1,
     "stream_k_wider_min_saving": 1,
+    "tiles": (
+        HopperTile(256, 4, tile_groups=2, iter_percent=100, epilogue_iters=0, segment_cost=0),
+        HopperTile(224, 4, tile_groups=2, iter_percent=90, epilogue_iters=0, segment_cost=0),
+        HopperTile(192, 5, tile_groups=2, iter_percent=78, epilogue_iters=0, segment_cost=0),
+        HopperTile(128, 6, tile_groups=1, iter_percent=64, epilogue_iters=0, segment_cost=0),
+    ),
 }
 # Decode: at 3 SMs no tail grid of 4 CTAs is resident (the norm apart), at 6 one CTA a tile is, from 8 on pairs are.
 # Prefill: at 8 and 10 SMs the Blackwell GEMMs take one wave, several, or a cut one; on Hopper all counts together reach
@@ -181,23 +180,21 @@ def tiny_model() -> Model:
     )
 
 
+def with_tile(model: Model, block_n: int) -> Model:
+    """A model whose Hopper prefill plans take tiles of one width; its tree holds the programs of every width."""
+    (tile,) = (tile for tile in model.prefill_sm90.tiles if tile.block_n == block_n)
+    return dataclasses.replace(model, prefill_sm90=model.prefill_sm90.preferring(tile))
+
+
 def one_tile_models(model: Model) -> tuple[Model, ...]:
-    """A model with Hopper's wide prefill tiles only, and with narrow ones only; its tree holds the programs of both."""
-    return tuple(
-        dataclasses.replace(model, prefill_sm90=dataclasses.replace(model.prefill_sm90, narrow_iter_percent=percent))
-        for percent in (MAX_ITER_PERCENT, 1)
-    )
+    """A model with each of its Hopper prefill tiles in turn."""
+    return tuple(with_tile(model, tile.block_n) for tile in model.prefill_sm90.tiles)
 
 
-def tiny_one_tile_models() -> tuple[Model, ...]:
-    """The tiny model's; together they reach every way to cut either tile."""
-    return one_tile_models(tiny_model())
-
-
-def tiny_quarters_model() -> Model:
-    """The tiny model with wide tiles whose 8 K iterations may be cut in quarters: segments that end where tiles do."""
-    wide, _ = tiny_one_tile_models()
-    return dataclasses.replace(wide, prefill_sm90=dataclasses.replace(wide.prefill_sm90, stream_k_min_ipc=2))
+def tiny_quarters_model(block_n: int) -> Model:
+    """The tiny model with one tile whose 8 K iterations may be cut in quarters: segments that end where tiles do."""
+    model = with_tile(tiny_model(), block_n)
+    return dataclasses.replace(model, prefill_sm90=dataclasses.replace(model.prefill_sm90, stream_k_min_ipc=2))
 
 
 def tiny_ragged_model() -> Model:

@@ -34,7 +34,9 @@ def model_toml(model: Model) -> str:
     sections = [f"name = {json.dumps(model.name)}", _table("[model]", literal["dims"]), _table("[requests]", requests)]
     sections += [_table("[[targets]]", target) for target in literal["targets"]]
     sections += [_table("[[kernels]]", family) for family in literal["families"]]
+    tiles = literal["prefill_sm90"].pop("tiles")
     sections += [_table(f"[{rules}]", literal[rules]) for rules in ("decode", "decode_sm90", "prefill", "prefill_sm90")]
+    sections += [_table("[[prefill_sm90.tiles]]", tile) for tile in tiles]
     return "\n\n".join(sections) + "\n"
 
 

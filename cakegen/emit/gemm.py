@@ -143,7 +143,7 @@ def _refuse_wide(model: Model, form: GemmForm, total_bytes: int) -> None:
         raise EmitError(
             f"{model.name}: {form.stage} GEMM: 2 * {SWIZZLE_PERIOD_BYTES} bytes of barriers and flags + {stages} + "
             f"{MMA_WARPS} warps * {SLAB_BYTES} of output = {total_bytes} bytes of shared memory; sm_90a has {limit}. "
-            f"Lower the stages of tiles of {form.block_n} columns in prefill_sm90."
+            f"Lower num_stages of the tiles of {form.block_n} columns in prefill_sm90.tiles."
         )
 
 

@@ -15,7 +15,7 @@ from cakegen.emit.decode import decode_program, norm_program
 from cakegen.emit.gemm import gemm_program
 from cakegen.emit.program import ProgramSpec
 from cakegen.errors import EmitError
-from cakegen.model import MAX_ITER_PERCENT, DeviceFacts, Model
+from cakegen.model import DeviceFacts, Model
 from cakegen.plan import plan_route
 from cakegen.plan.records import DecodeForm, GemmForm, NormForm, Plan
 
@@ -105,13 +105,12 @@ def reached_plans(model: Model) -> Iterator[Plan]:
 
 
 def _one_tile_models(model: Model) -> Iterator[Model]:
-    """The model with Hopper's wide prefill tiles only, and with the narrow ones only.
+    """The model with each of Hopper's prefill tiles in turn.
 
     Which of them a plan takes depends on the pairs that are resident, and a device may hold fewer than its SMs allow.
     """
-    for percent in (MAX_ITER_PERCENT, 1):
-        rules = dataclasses.replace(model.prefill_sm90, narrow_iter_percent=percent)
-        yield dataclasses.replace(model, prefill_sm90=rules)
+    for tile in model.prefill_sm90.tiles:
+        yield dataclasses.replace(model, prefill_sm90=model.prefill_sm90.preferring(tile))
 
 
 def _plans(model: Model, tp: int, counts: tuple[int, ...], device: DeviceFacts) -> Iterator[Plan]:

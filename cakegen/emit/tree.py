@@ -80,8 +80,7 @@ def render_tree(model: Model, export: str, templates: Path | None = None) -> dic
         raise EmitError(f"export {export!r} holds the model {model.name!r}; the two names must be the same")
     environment = template_environment(templates or paths.templates_root())
     served = _keys_by_program(reached_keys(model))
-    families = sorted({keys[0].program.arch_family for keys in served.values()})
-    texts = render_preambles(environment, export, families)
+    texts = render_preambles(environment, export, [keys[0].program for keys in served.values()])
     programs = []
     for name, keys in served.items():
         spec = keys[0].program
@@ -119,18 +118,25 @@ def preamble_name(export: str, part: str) -> str:
     return f"cake_{export}_{part}.cuh"
 
 
-def render_preambles(environment: jinja2.Environment, export: str, families: Sequence[str]) -> dict[str, str]:
-    """The shared preambles by file name, sealed: device, one per family of architectures, and host."""
+def render_preambles(environment: jinja2.Environment, export: str, specs: Sequence[ProgramSpec]) -> dict[str, str]:
+    """The shared preambles of these programs by file name, sealed: device, one a family of architectures, and host."""
     parts = {"device_common": ("device/common.cuh", "Device preamble of every kernel.")}
-    for family in families:
+    for family in sorted({spec.arch_family for spec in specs}):
         parts[f"device_{family}"] = (f"device/{family}.cuh", f"Device preamble of the {family} kernels.")
     parts["host_common"] = ("host/common.cuh", "Host preamble of every binding.")
+    context = {"export": export, "wgmma_widths": _wgmma_widths(specs)}
     texts = {}
     for part, (template, summary) in parts.items():
         name = preamble_name(export, part)
-        body = render_template(environment, template, {"export": export})
+        body = render_template(environment, template, context)
         texts[name] = render_sealed(name, export, summary, body)
     return texts
+
+
+def _wgmma_widths(specs: Sequence[ProgramSpec]) -> list[int]:
+    """N of every Hopper MMA: tokens of a decode tile, weight rows of a prefill tile."""
+    constants = [entry for spec in specs if spec.arch_family == "sm90" for entry in spec.constants]
+    return sorted({int(entry.value) for entry in constants if entry.name in ("kNPad", "kBlockN")})
 
 
 def render_shared_parts(environment: jinja2.Environment, spec: ProgramSpec) -> dict[str, str]:

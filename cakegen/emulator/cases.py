@@ -18,7 +18,7 @@ from cakegen.emulator.launch import DEFAULT_OPTIONS, Options, emulate_calls, emu
 from cakegen.emulator.stream import LaunchReport
 from cakegen.emulator.translate import Program
 from cakegen.errors import EmulationError, PlanError
-from cakegen.model import DeviceFacts, Model
+from cakegen.model import DeviceFacts, HopperTile, Model, Target
 from cakegen.plan import plan_route
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
@@ -37,7 +37,10 @@ _PREFILL_TOKENS = (129, 256, 257, 300, 512, 513, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Case:
-    """What to run: `rank` of `tp`, T tokens, P partials (tail), planned for a device of so many SMs and its target."""
+    """What to run: `rank` of `tp`, T tokens, P partials (tail), planned for a device of so many SMs and its target.
+
+    With `tile`, one of the model's, Hopper's prefill takes that one whatever it costs.
+    """
 
     stage: str
     tp: int
@@ -46,9 +49,12 @@ class Case:
     sm_count: int = 132
     rank: int = 0
     arch: str = ARCH
+    tile: HopperTile | None = None
 
     def plan(self, model: Model) -> Plan:
         """Its plan."""
+        if self.tile is not None:
+            model = dataclasses.replace(model, prefill_sm90=model.prefill_sm90.preferring(self.tile))
         facts = DeviceFacts.nominal(self.arch, self.sm_count)
         return plan_route(model, stage=self.stage, tp=self.tp, tokens=self.tokens, partials=self.partials, device=facts)
 
@@ -120,12 +126,19 @@ def _requests(model: Model, arch: str) -> Iterator[Case]:
     target = model.target(arch)
     if target is None:
         return
-    decode = model.for_family(architecture(arch).family).decode.max_tokens
-    for tokens in (*range(decode, 0, -1), *_PREFILL_TOKENS):
+    family = architecture(arch).family
+    decode = model.for_family(family).decode.max_tokens
+    yield from _each(target, (*range(decode, 0, -1), *_PREFILL_TOKENS))
+    for tile in model.prefill_sm90.tiles if family == "sm90" else ():
+        yield from _each(target, _PREFILL_TOKENS, tile)
+
+
+def _each(target: Target, token_counts: Sequence[int], tile: HopperTile | None = None) -> Iterator[Case]:
+    for tokens in token_counts:
         for sm_count in reversed(target.sm_counts):
             for tp in target.tp_degrees:
-                for stage, partials in (("front", 1), ("tail", 3), ("tail", 1)):
-                    yield Case(stage, tp, tokens, partials, sm_count, tp - 1 if stage == "tail" else 0, arch)
+                for stage, partials, rank in (("front", 1, 0), ("tail", 3, tp - 1), ("tail", 1, tp - 1)):
+                    yield Case(stage, tp, tokens, partials, sm_count, rank, target.arch, tile)
 
 
 def emulate_case(

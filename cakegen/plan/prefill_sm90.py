@@ -11,18 +11,16 @@ Imports errors, arch, the model and the rest of `plan`; no torch, no pydantic, n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from cakegen.arch import INT32_MAX, architecture
 from cakegen.errors import PlanError
-from cakegen.model import DeviceFacts, HopperPrefillRules, Model
+from cakegen.model import DeviceFacts, HopperPrefillRules, HopperTile, Model
 from cakegen.plan.gemm import Launches, gemm_parameters, m_tiles_of, parameter_rules, refuse_no_pair
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.records import GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.plan.stream_k import Cut, hopper_costs, plan_waves
-from cakegen.plan.workspace import MMA_WARPGROUPS
 
 
 def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, device: DeviceFacts) -> Launches:
@@ -31,10 +29,15 @@ def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, device: De
     Raises
     ------
     PlanError
-        The device holds no pair or not the ring, a dimension does not divide into K iterations, or a coordinate would
-        not fit 32 bits.
+        The device holds no pair or not a ring, the model has no tile, a dimension does not divide into K iterations,
+        or a coordinate would not fit 32 bits.
     """
     refuse_no_pair(model, stage, tokens, device)
+    if not model.prefill_sm90.tiles:
+        raise PlanError(
+            f"{model.name} {stage}: T = {tokens}: prefill_sm90.tiles is empty, and a plan takes one of its tiles. No"
+            " export declares that, so the registry is damaged; export again."
+        )
     planner = _plan_front if stage == "front" else _plan_tail
     return planner(model, tp, tokens, device)
 
@@ -61,7 +64,7 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
         k1_ragged_cols=0,
         constants=(("I_LOCAL", i_local), ("N_TILES", n_tiles), ("S_TILES", shared_tiles)),
     )
-    key = f"front:i{i_local}{_spell_tile(form, rules)}{architecture(device.arch).key_suffix}"
+    key = f"front:i{i_local}{_spell_tile(tile, rules)}{architecture(device.arch).key_suffix}"
     launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, device)
     tiles = f"{router_tiles} router + {latent_tiles} latent + {shared_tiles} shared tiles of {tile.block_n} columns"
     iterations = Rule("num_k", form.num_k, f"{dims.hidden} hidden columns / {rules.block_k}")
@@ -92,7 +95,7 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
         constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
     )
     ragged = f"kt{form.k1_ragged_cols}" if form.k1_ragged_cols else ""
-    key = f"tail_gemm:tp{tp}{ragged}{_spell_tile(form, rules)}{architecture(device.arch).key_suffix}"
+    key = f"tail_gemm:tp{tp}{ragged}{_spell_tile(tile, rules)}{architecture(device.arch).key_suffix}"
     launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, device)
     slice_rule = f"{latent_slice} latent columns a rank = {whole} * {rules.block_k} + {rest}"
     tiles = Rule("n_tiles", n_tiles, f"ceil({dims.hidden} hidden columns / {tile.block_n})")
@@ -107,53 +110,33 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
     )
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """One way to lay out a GEMM: tile width, ring, warpgroups that share a tile, cost of an iteration (wide: 100)."""
-
-    block_n: int
-    num_stages: int
-    tile_groups: int
-    iter_percent: int
-
-
 def _choose_tile(
     n_tiles_of: Callable[[int], int], num_k: int, tokens: int, rules: HopperPrefillRules, device: DeviceFacts
-) -> tuple[_Tile, Cut, Rule]:
-    """The tile whose plan costs least, with its cut; the wide one where both cost the same."""
+) -> tuple[HopperTile, Cut, Rule]:
+    """The tile whose plan costs least, with its cut; the first of those that cost the same."""
     pair_rows = m_tiles_of(rules.block_m, tokens) // 2
     choices = []
-    for tile in _tiles(rules):
-        costs = hopper_costs(rules, narrow=tile.tile_groups < MMA_WARPGROUPS)
+    for tile in rules.tiles:
         tiles = pair_rows * n_tiles_of(tile.block_n)
-        choices.append((tile, plan_waves(tiles, num_k, device.resident_pairs, costs)))
+        choices.append((tile, plan_waves(tiles, num_k, device.resident_pairs, hopper_costs(rules, tile))))
     tile, cut = min(choices, key=lambda choice: choice[0].iter_percent * choice[1].cost)
-    reason = " against ".join(
-        f"{cut.cost} iterations * {tile.iter_percent} % with {tile.block_n} columns" for tile, cut in choices
-    )
-    return tile, cut, Rule("block_n", tile.block_n, reason)
+    costs = ", ".join(f"{cut.cost} * {tile.iter_percent} with {tile.block_n}" for tile, cut in choices)
+    return tile, cut, Rule("block_n", tile.block_n, f"cheapest in iterations * percent: {costs} columns")
 
 
-def _tiles(rules: HopperPrefillRules) -> tuple[_Tile, ...]:
-    """The wide tile, which both warpgroups of a CTA share, then the narrow one, of which each runs its own."""
-    return (
-        _Tile(rules.block_n, rules.num_stages, MMA_WARPGROUPS, 100),
-        _Tile(rules.narrow_block_n, rules.narrow_stages, 1, rules.narrow_iter_percent),
-    )
-
-
-def _spell_tile(form: GemmForm, rules: HopperPrefillRules) -> str:
-    """What a key says of a tile that is not the wide one."""
-    if form.block_n == rules.block_n:
+def _spell_tile(tile: HopperTile, rules: HopperPrefillRules) -> str:
+    """What a key says of a tile that is not the first."""
+    if tile == rules.tiles[0]:
         return ""
-    return f"s{form.num_stages}n{form.block_n}p1"
+    turns = "p1" if tile.tile_groups == 1 else ""
+    return f"s{tile.num_stages}n{tile.block_n}{turns}"
 
 
 def _form(
     stage: str,
     tp: int,
     rules: HopperPrefillRules,
-    tile: _Tile,
+    tile: HopperTile,
     *,
     num_k: int,
     k1_ragged_cols: int,
@@ -183,7 +166,7 @@ def _gemm_launch(
     m_tiles = m_tiles_of(rules.block_m, tokens)
     where = f"{model.name} prefill {form.stage}: TP {form.tp}, T = {tokens} on {device.arch}"
     _refuse_wide(where, m_tiles, n_tiles, rules)
-    ring = _ring_rules(where, rules, device)[form.block_n]
+    ring = _ring_rules(where, rules, device)[form.block_n, form.tile_groups]
     split = cut.split
     clusters = min(split.num_items, resident)
     launch = Launch(key, (2 * clusters, 1, 1), gemm_parameters(m_tiles, split), form)
@@ -204,20 +187,21 @@ def _refuse_wide(where: str, m_tiles: int, n_tiles: int, rules: HopperPrefillRul
             )
 
 
-def _ring_rules(where: str, rules: HopperPrefillRules, device: DeviceFacts) -> dict[int, Rule]:
-    """The ring of each tile width against shared memory, whichever tile is taken.
+def _ring_rules(where: str, rules: HopperPrefillRules, device: DeviceFacts) -> dict[tuple[int, int], Rule]:
+    """The ring of each tile, by its columns and groups, against shared memory, whichever tile is taken.
 
     Barriers and the staged store go beside it, which the emitter lays out.
     """
     limit, found = device.max_dynamic_smem_bytes, {}
-    for tile, field in zip(_tiles(rules), ("num_stages", "narrow_stages"), strict=True):
+    for number, tile in enumerate(rules.tiles):
         stage = (rules.block_m + tile.block_n) * rules.block_k * BF16_BYTES
         arithmetic = f"{tile.num_stages} stages * {stage} bytes = {tile.num_stages * stage} of {limit}"
         if tile.num_stages * stage > limit:
             raise PlanError(
-                f"{where}: the ring does not fit: {arithmetic}. Set prefill_sm90.{field} to {limit // stage} at most."
+                f"{where}: the ring of tiles of {tile.block_n} columns does not fit: {arithmetic}. Set"
+                f" prefill_sm90.tiles.{number}.num_stages to {limit // stage} at most."
             )
-        found[tile.block_n] = Rule("num_stages", tile.num_stages, arithmetic)
+        found[tile.block_n, tile.tile_groups] = Rule("num_stages", tile.num_stages, arithmetic)
     return found
 
 

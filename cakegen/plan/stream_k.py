@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from cakegen.model import HopperPrefillRules, PrefillRules
+from cakegen.model import HopperPrefillRules, HopperTile, PrefillRules
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,14 @@ def _sm100_costs(rules: PrefillRules) -> CutCosts:
     )
 
 
-def hopper_costs(rules: HopperPrefillRules, *, narrow: bool) -> CutCosts:
-    """Of wide or narrow tiles, in their own iterations. With narrow ones the warpgroups take turns: ends are hidden."""
+def hopper_costs(rules: HopperPrefillRules, tile: HopperTile) -> CutCosts:
+    """Of one kind of tile, in its own iterations. Where the warpgroups take turns, ends are hidden."""
     return CutCosts(
         min_ipc=rules.stream_k_min_ipc,
         max_segments=rules.stream_k_max_segments,
-        epilogue=rules.narrow_epilogue_iters if narrow else rules.epilogue_iters,
-        epilogues_hidden=narrow,
-        segment=rules.narrow_segment_cost if narrow else rules.stream_k_segment_cost,
+        epilogue=tile.epilogue_iters,
+        epilogues_hidden=tile.tile_groups == 1,
+        segment=tile.segment_cost,
         min_saving=rules.stream_k_min_saving,
         wider_min_saving=rules.stream_k_wider_min_saving,
     )

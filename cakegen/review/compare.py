@@ -223,10 +223,12 @@ def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _names_of(items: Sequence[Any]) -> list[str] | None:
-    """The name of each item of a list of records or of (kind, name) and (name, count) pairs; None for other lists."""
+    """The name of each item of a list of records (its number, where it has none) or of (kind, name) and (name, count)
+    pairs; None for other lists.
+    """
     if all(isinstance(item, Mapping) for item in items):
         words = [[item[word] for word in _NAMING if word in item] for item in items]
-        names = [".".join(map(str, found)) or None for found in words]
+        names = [".".join(map(str, found)) or str(number) for number, found in enumerate(words)]
     elif all(isinstance(item, list) and len(item) == 2 for item in items):
         names = [item[1] if isinstance(item[1], str) else item[0] for item in items]
     else:

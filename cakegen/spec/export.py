@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from cakegen.arch import ARCHITECTURES
 from cakegen.errors import SpecError
-from cakegen.model import DecodeRules, Family, HopperPrefillRules, Model, ModelDims, PrefillRules, Target
+from cakegen.model import DecodeRules, Family, HopperPrefillRules, HopperTile, Model, ModelDims, PrefillRules, Target
 from cakegen.spec.legality import check_model
 from cakegen.spec.sections import (
     DecodeSection,
     DecodeSm90Section,
+    HopperTileSection,
     KernelSection,
     ModelSection,
     Name,
@@ -57,7 +58,7 @@ class ExportSpec(Section):
             decode=DecodeRules(**self.decode.model_dump()),
             decode_sm90=DecodeRules(**(self.decode.model_dump() | self.decode_sm90.model_dump())),
             prefill=PrefillRules(**self.prefill.model_dump()),
-            prefill_sm90=HopperPrefillRules(**self.prefill_sm90.model_dump()),
+            prefill_sm90=_hopper_rules(self.prefill_sm90),
         )
 
 
@@ -102,6 +103,11 @@ def _target(section: TargetSection) -> Target:
     return Target(section.arch, section.tp_degrees, section.sm_counts or known_parts)
 
 
+def _hopper_rules(section: PrefillSm90Section) -> HopperPrefillRules:
+    tiles = tuple(HopperTile(**tile.model_dump()) for tile in section.tiles)
+    return HopperPrefillRules(**(section.model_dump() | {"tiles": tiles}))
+
+
 def _frozen(value: Any) -> Any:
     """TOML arrays as tuples, which a strict model takes for tuples."""
     if isinstance(value, dict):
@@ -128,12 +134,14 @@ def _shown(value: Any) -> str:
 
 def _reason(location: list[Any]) -> str | None:
     """The description of a field, where its section gives one."""
-    sections: dict[str, type[Section]] = {
-        "decode": DecodeSection,
-        "decode_sm90": DecodeSm90Section,
-        "prefill": PrefillSection,
-        "prefill_sm90": PrefillSm90Section,
+    sections: dict[tuple[str, ...], type[Section]] = {
+        ("decode",): DecodeSection,
+        ("decode_sm90",): DecodeSm90Section,
+        ("prefill",): PrefillSection,
+        ("prefill_sm90",): PrefillSm90Section,
+        ("prefill_sm90", "tiles"): HopperTileSection,
     }
-    section = sections.get(str(location[0])) if len(location) > 1 else None
-    field = section.model_fields.get(str(location[1])) if section else None
+    *tables, name = (part for part in location if isinstance(part, str))
+    section = sections.get(tuple(tables))
+    field = section.model_fields.get(name) if section else None
     return field.description if field else None

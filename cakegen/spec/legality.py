@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 
 from cakegen.arch import ARCHITECTURES, INT32_MAX, architecture
 from cakegen.errors import PlanError, SpecError
-from cakegen.model import DeviceFacts, Model, Target
+from cakegen.model import DeviceFacts, HopperPrefillRules, Model, Target
 from cakegen.plan import plan_route
 from cakegen.plan.smem import BF16_BYTES
 
 # CUDA driver API, cuTensorMapEncodeTiled: global strides are multiples of 16 bytes.
 TMA_ALIGN_BYTES = 16
+WARPGROUP_THREADS = 128
+# fp32 accumulators of an MMA thread: half of its 255 registers, so that addresses and a cut tile's sums fit beside them
+MAX_SUMS = 128
 
 
 def check_model(model: Model) -> None:
@@ -30,6 +33,7 @@ def check_model(model: Model) -> None:
     _check_kernels(model)
     _check_tokens(model)
     _check_tiles(model)
+    _check_hopper_tiles(model.prefill_sm90)
     for target in model.targets:
         for tp in target.tp_degrees:
             _check_slices(model, tp)
@@ -98,6 +102,32 @@ def _check_tiles(model: Model) -> None:
                 f"model.{name} = {rows} is not a multiple of decode.block_m = {rules.block_m} "
                 f"({rows} = {rows // rules.block_m} * {rules.block_m} + {rows % rules.block_m}); "
                 "its weight rows would not fill their last tile"
+            )
+
+
+def _check_hopper_tiles(rules: HopperPrefillRules) -> None:
+    """What an export's table of prefill tiles must keep beside each field's bounds; the planner checks the rings."""
+    first = rules.tiles[0]
+    if first.iter_percent != 100:
+        raise SpecError(
+            f"prefill_sm90.tiles.0.iter_percent = {first.iter_percent}: iterations cost percents of the first tile's;"
+            " set it to 100, and the others' in proportion"
+        )
+    seen: dict[tuple[int, int], int] = {}
+    for number, tile in enumerate(rules.tiles):
+        where = f"prefill_sm90.tiles.{number}"
+        sums = tile.block_n * rules.block_m // (tile.tile_groups * WARPGROUP_THREADS)
+        if sums > MAX_SUMS:
+            raise SpecError(
+                f"{where}.block_n = {tile.block_n}: a warpgroup's {rules.block_m} / {tile.tile_groups} rows *"
+                f" {tile.block_n} columns / {WARPGROUP_THREADS} threads = {sums} sums a thread; registers hold"
+                f" {MAX_SUMS}. Set it to {tile.block_n * MAX_SUMS // sums} at most, or tile_groups to 2"
+            )
+        earlier = seen.setdefault((tile.block_n, tile.tile_groups), number)
+        if earlier != number:
+            raise SpecError(
+                f"{where}: tiles of {tile.block_n} columns with tile_groups = {tile.tile_groups} are declared twice,"
+                f" first in prefill_sm90.tiles.{earlier}; keep one"
             )
 
 

@@ -144,22 +144,28 @@ class PrefillSection(Section):
     norm_rows_per_cta: Positive
 
 
+class HopperTileSection(Section):
+    """`[[prefill_sm90.tiles]]`: fields of `cakegen.model.HopperTile`."""
+
+    block_n: Annotated[
+        int,
+        Field(ge=32, le=256, multiple_of=32, description="gate and up halves of whole 16 columns; wgmma has N <= 256"),
+    ]
+    num_stages: Stages
+    tile_groups: Annotated[int, Field(ge=1, le=2, description="2: the MMA warpgroups share a tile, 1: they take turns")]
+    iter_percent: Annotated[int, Field(ge=1, le=MAX_ITER_PERCENT)]
+    epilogue_iters: Count
+    segment_cost: Count
+
+
 class PrefillSm90Section(Section):
     """`[prefill_sm90]`: fields of `cakegen.model.HopperPrefillRules`."""
 
     block_m: Annotated[int, Field(ge=128, le=128, description="two warpgroups of 64 tokens, wgmma's M")]
-    block_n: Annotated[int, Field(ge=256, le=256, description="wgmma's largest N, and half of it a rank to load")]
     block_k: ChunkWidth
-    num_stages: Stages
-    narrow_block_n: Annotated[int, Field(ge=128, le=128, description="half of it is the 64 gate rows of a shared tile")]
-    narrow_stages: Stages
-    narrow_iter_percent: Annotated[int, Field(ge=1, le=MAX_ITER_PERCENT)]
-    narrow_epilogue_iters: Count
-    narrow_segment_cost: Count
     raster_m_tiles: Annotated[int, Field(ge=2, le=2**20, multiple_of=2, description="a pair of CTAs has two row tiles")]
-    epilogue_iters: Count
     stream_k_min_ipc: Positive
     stream_k_max_segments: Annotated[int, Field(ge=1, le=64)]
-    stream_k_segment_cost: Count
     stream_k_min_saving: MinSaving
     stream_k_wider_min_saving: MinSaving
+    tiles: Annotated[tuple[HopperTileSection, ...], Field(min_length=1)]

@@ -41,7 +41,7 @@ __device__ __forceinline__ void wgmma_wait_group() {
 template <u32 kN>
 __device__ void wgmma_m64_k16(float (&d)[kN / 2], u64 a, u64 b);
 
-//% for n in [8, 16, 32, 64, 112, 128, 192, 224, 256]
+//% for n in wgmma_widths
 template <>
 __device__ __forceinline__ void wgmma_m64_k16<${n | i32}>(float (&d)[${(n // 2) | i32}], u64 a, u64 b) {
     asm volatile(

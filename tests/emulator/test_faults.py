@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import tiny_one_tile_models
+from models import tiny_model, with_tile
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.adversary import STYLES, Adversary
@@ -340,8 +340,7 @@ def test_warpgroup_out_of_turn_is_caught(
     registry: Registry, planted: Callable[..., Any], schedule: str, old: str
 ) -> None:
     """16 iterations of a tile are more than two times round the ring of 6."""
-    _, narrow = tiny_one_tile_models()
-    registry = dataclasses.replace(registry, model=narrow)
+    registry = dataclasses.replace(registry, model=with_tile(tiny_model(), 128))
     with pytest.raises(Fault) as caught:
         emulate_case(
             registry,

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from models import tiny_one_tile_models, tiny_quarters_model
+from models import tiny_model, tiny_quarters_model, with_tile
 
 from cakegen.emulator import Options
 from cakegen.emulator.cases import Case, emulate_case, find_case
@@ -56,7 +56,7 @@ def test_cut_tiles_are_summed_by_the_last_segment(registry: Registry, case: Case
 
 
 def test_aligned_quarters_follow_whole_tiles(registry: Registry) -> None:
-    model, case = tiny_quarters_model(), Case("front", 8, 140, sm_count=8)
+    model, case = tiny_quarters_model(256), Case("front", 8, 140, sm_count=8)
     parameters = dict(case.plan(model).launches[-1].parameters)
     assert [parameters[name] for name in ("full_items", "sk_ipc", "sk_max_seg", "sk_total")] == [4, 2, 4, 8]
     same_under_all_schedules(dataclasses.replace(registry, model=model), case)
@@ -64,7 +64,7 @@ def test_aligned_quarters_follow_whole_tiles(registry: Registry) -> None:
 
 @pytest.mark.parametrize("case", [Case("front", 8, 256, sm_count=6), Case("tail", 1, 400, sm_count=6)], ids=str)
 def test_warpgroups_take_turns_over_several_narrow_tiles(registry: Registry, case: Case) -> None:
-    _, narrow = tiny_one_tile_models()
+    narrow = with_tile(tiny_model(), 128)
     gemm = case.plan(narrow).launches[-1]
     assert isinstance(gemm.form, GemmForm)
     assert gemm.form.tile_groups == 1
@@ -73,10 +73,10 @@ def test_warpgroups_take_turns_over_several_narrow_tiles(registry: Registry, cas
 
 
 @pytest.mark.parametrize("case", [Case("front", 8, 384, sm_count=6), Case("tail", 2, 300, sm_count=6, rank=1)], ids=str)
-@pytest.mark.parametrize("block_n", [256, 128])
+@pytest.mark.parametrize("block_n", [256, 224, 128])
 def test_cta_whose_rows_lie_past_the_end_serves_its_partner(registry: Registry, case: Case, block_n: int) -> None:
     """An odd number of row tiles: the last pair's second CTA loads its half of the weights and multiplies nothing."""
-    model = tiny_one_tile_models()[block_n == 128]
+    model = with_tile(tiny_model(), block_n)
     gemm = case.plan(model).launches[-1]
     assert isinstance(gemm.form, GemmForm)
     assert gemm.form.block_n == block_n

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pprint
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,39 @@ def test_registry_with_a_damaged_model_is_refused_or_whole(tmp_path: Path, value
 
 
 RULES = ("decode", "decode_sm90", "prefill", "prefill_sm90")
-FIELDS = [(rules, name) for rules in RULES for name, value in WHOLE["MODEL"][rules].items() if type(value) is int]
+
+
+def places(value: Any, where: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Where the numbers of nested tables stand."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(item, (dict, list)):
+            yield from places(item, (*where, key))
+        elif type(item) is int:
+            yield (*where, key)
+
+
+def with_number(value: Any, where: tuple[str | int, ...], number: int) -> Any:
+    """A copy with another number in one place."""
+    if not where:
+        return number
+    copy = value.copy()
+    copy[where[0]] = with_number(value[where[0]], where[1:], number)
+    return copy
+
+
+FIELDS = [place for rules in RULES for place in places(WHOLE["MODEL"][rules], (rules,))]
+
+
+def test_fields_reach_into_tables() -> None:
+    assert ("prefill", "block_n") in FIELDS
+    assert ("prefill_sm90", "tiles", 3, "segment_cost") in FIELDS
 
 
 @pytest.mark.parametrize("value", [0, -1, 1, 2**31])
 def test_each_threshold_out_of_bounds_is_refused_or_planned(value: int) -> None:
     """A registry is not checked as an export is; the planner must bear any number."""
-    for rules, name in FIELDS:
-        model = from_literal(Model, {**WHOLE["MODEL"], rules: {**WHOLE["MODEL"][rules], name: value}})
+    for place in FIELDS:
+        model = from_literal(Model, with_number(WHOLE["MODEL"], place, value))
         for arch, stage, tokens in itertools.product(("sm_90a", "sm_100a"), ("front", "tail"), (1, 129, 4096)):
             device = DeviceFacts.nominal(arch, 132)
             with contextlib.suppress(PlanError):

@@ -31,7 +31,7 @@ from models import one_tile_models, tiny_ragged_model
 from random_models import random_model
 
 from cakegen.errors import LaunchError
-from cakegen.model import DeviceFacts, Model
+from cakegen.model import DeviceFacts, HopperTile, Model
 from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe
 
@@ -41,7 +41,7 @@ Record = Callable[[str, object], None]
 
 
 def models_of_devices(registry: Registry, flags: tuple[str, ...] = ()) -> Iterator[LatentMoe]:
-    """The model as it is, with wide tiles only and with narrow ones only: on this device and on those of its export."""
+    """The model as it is, and with each of its tiles in turn: on this device and on those of its export."""
     target = registry.model.target("sm_90a")
     assert target is not None
     for model in (registry.model, *one_tile_models(registry.model)):
@@ -53,7 +53,8 @@ def models_of_devices(registry: Registry, flags: tuple[str, ...] = ()) -> Iterat
 
 def label_of(moe: LatentMoe, example: Example) -> str:
     """What a finding names: the device, the tiles that its plan prefers, the request."""
-    return f"{moe._device_facts} narrow {moe.model.prefill_sm90.narrow_iter_percent} % {example}"
+    costs = {tile.block_n: tile.iter_percent for tile in moe.model.prefill_sm90.tiles}
+    return f"{moe._device_facts} tiles {costs} % {example}"
 
 
 def case_of(
@@ -132,20 +133,28 @@ def test_chaos_seeds_do_not_change_a_bit(
     record_property("cases", checks.settle())
 
 
+def _random_tile(tile: HopperTile, chance: random.Random) -> HopperTile:
+    """With a ring of two stages at least, and an end and segments that cost something or nothing."""
+    return dataclasses.replace(
+        tile,
+        num_stages=chance.randint(2, tile.num_stages),
+        epilogue_iters=chance.choice((0, 2)),
+        segment_cost=chance.choice((0, 1)),
+    )
+
+
 def random_prefill_model(seed: int) -> Model:
-    """A random model whose prefill thresholds are random too; its ring may be shallow, its raster narrow."""
+    """A random model whose prefill thresholds are random too; its rings may be shallow, its raster narrow."""
     chance = random.Random(seed)
     model = random_model(seed)
     rules = dataclasses.replace(
         model.prefill_sm90,
-        num_stages=chance.randint(2, 4),
         raster_m_tiles=2 * chance.randint(1, 8),
-        epilogue_iters=chance.choice((0, 2)),
         stream_k_min_ipc=chance.randint(1, 4),
         stream_k_max_segments=chance.randint(2, 4),
-        stream_k_segment_cost=chance.choice((0, 1)),
         stream_k_min_saving=1,
         stream_k_wider_min_saving=1,
+        tiles=tuple(_random_tile(tile, chance) for tile in model.prefill_sm90.tiles),
     )
     return dataclasses.replace(model, prefill_sm90=rules)
 

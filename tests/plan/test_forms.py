@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from models import kimi_k3_model, tiny_model, tiny_one_tile_models, tiny_quarters_model, tiny_ragged_model
+from models import kimi_k3_model, one_tile_models, tiny_model, tiny_quarters_model, tiny_ragged_model
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import form_of, plan_route
@@ -63,10 +63,16 @@ def test_tiny_reaches_every_hopper_prefill_form() -> None:
     tokens = range(256, 16385, 256)
     large = forms(kimi, "sm_90a", (32, *sm_counts(kimi, "sm_90a")), tokens)
     small: set[Hashable] = set()
-    for model in (tiny, *tiny_one_tile_models(), tiny_quarters_model()):
+    for model in (
+        tiny,
+        *one_tile_models(tiny),
+        *(tiny_quarters_model(tile.block_n) for tile in tiny.prefill_sm90.tiles),
+    ):
         small |= forms(model, "sm_90a", sm_counts(tiny, "sm_90a"), tokens)
     assert large <= small
-    assert {form[1] for form in large if has(form, "gemm_tail")} == {("block_n", 128), ("block_n", 256)}
+    assert {form[1] for form in large if has(form, "gemm_tail")} == {
+        ("block_n", tile.block_n) for tile in kimi.prefill_sm90.tiles
+    }
     # each way to cut, with and without whole tiles before it
     for stage in ("gemm_front", "gemm_tail"):
         of_stage = [form for form in small if has(form, stage)]

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from models import one_tile_models, tiny_model
+from models import one_tile_models, tiny_model, with_tile
 
 from cakegen.errors import PlanError
-from cakegen.model import MAX_ITER_PERCENT, DeviceFacts, Model
+from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, Launch, NormForm, plan_route
 
 TPS = (1, 2, 4, 8, 16)
@@ -20,6 +20,8 @@ TOKENS = tuple(sorted(t for t in EDGES | set(range(129, 16385, 97)) if 129 <= t 
 K_ITERATIONS = {"front": dict.fromkeys(TPS, 112), "tail": {1: 152, 2: 76, 4: 38, 8: 19, 16: 10}}
 N_TILES = {
     256: {"front": {1: 66, 2: 42, 4: 30, 8: 24, 16: 21}, "tail": dict.fromkeys(TPS, 28)},
+    224: {"front": {1: 75, 2: 48, 4: 34, 8: 27, 16: 24}, "tail": dict.fromkeys(TPS, 32)},
+    192: {"front": {1: 88, 2: 56, 4: 40, 8: 32, 16: 28}, "tail": dict.fromkeys(TPS, 38)},
     128: {"front": {1: 131, 2: 83, 4: 59, 8: 47, 16: 41}, "tail": dict.fromkeys(TPS, 56)},
 }
 
@@ -37,8 +39,11 @@ def form_of_gemm(gemm: Launch) -> GemmForm:
     return gemm.form
 
 
-def with_rules(model: Model, **changes: int) -> Model:
-    return dataclasses.replace(model, prefill_sm90=dataclasses.replace(model.prefill_sm90, **changes))
+def with_changed_tile(model: Model, block_n: int, **changes: int) -> Model:
+    tiles = tuple(
+        dataclasses.replace(tile, **changes) if tile.block_n == block_n else tile for tile in model.prefill_sm90.tiles
+    )
+    return dataclasses.replace(model, prefill_sm90=dataclasses.replace(model.prefill_sm90, tiles=tiles))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +89,10 @@ def check_cut(parameters: dict[str, int], tiles: int, num_k: int) -> None:
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
 @pytest.mark.parametrize("stage", ["front", "tail"])
-@pytest.mark.parametrize("block_n", [128, 256])
+@pytest.mark.parametrize("block_n", N_TILES)
 def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_count: int, block_n: int) -> None:
     device = DeviceFacts.nominal("sm_90a", sm_count)
-    kimi = with_rules(kimi, narrow_iter_percent=1 if block_n == 128 else MAX_ITER_PERCENT)
+    kimi = with_tile(kimi, block_n)
     rules = kimi.prefill_sm90
     for tp in TPS:
         num_k = K_ITERATIONS[stage][tp]
@@ -129,8 +134,12 @@ def test_small_model_keeps_its_iterations_too() -> None:
                     form = form_of_gemm(gemm)
                     n_tiles = {
                         ("front", 256): 4 + -(-1024 // tp // 128),
+                        ("front", 224): 5 + -(-1024 // tp // 112),
+                        ("front", 192): 5 + -(-1024 // tp // 96),
                         ("front", 128): 7 + 1024 // tp // 64,
                         ("tail", 256): 2,
+                        ("tail", 224): 3,
+                        ("tail", 192): 3,
                         ("tail", 128): 4,
                     }[stage, form.block_n]
                     assert form.num_k == num_k
@@ -150,20 +159,23 @@ EXAMPLES = {
     ("front", 1, 256): (256, 66, 66, 112, 1, 0, 132),
     ("front", 1, 512): (256, 132, 132, 112, 1, 0, 132),
     ("front", 1, 4096): (256, 1056, 1056, 112, 1, 0, 132),
-    ("front", 8, 256): (128, 63, 0, 84, 2, 47, 126),
-    ("front", 8, 512): (256, 64, 0, 84, 2, 48, 128),
-    ("front", 8, 1024): (128, 188, 188, 112, 1, 0, 132),
-    ("front", 8, 2048): (256, 192, 192, 112, 1, 0, 132),
-    ("front", 8, 4096): (256, 384, 384, 112, 1, 0, 132),
+    ("front", 8, 256): (192, 64, 0, 56, 2, 32, 128),
+    ("front", 8, 512): (192, 64, 64, 112, 1, 0, 128),
+    ("front", 8, 1024): (192, 128, 128, 112, 1, 0, 132),
+    ("front", 8, 2048): (192, 256, 256, 112, 1, 0, 132),
+    ("front", 8, 4096): (128, 778, 726, 56, 2, 26, 132),
+    ("front", 8, 8192): (128, 1504, 1504, 112, 1, 0, 132),
     ("tail", 1, 256): (128, 56, 56, 152, 1, 0, 112),
-    ("tail", 1, 512): (256, 56, 56, 152, 1, 0, 112),
-    ("tail", 1, 1024): (256, 132, 66, 106, 3, 46, 132),
-    ("tail", 1, 2048): (256, 250, 198, 76, 2, 26, 132),
-    ("tail", 1, 4096): (256, 462, 396, 120, 3, 52, 132),
+    ("tail", 1, 512): (224, 64, 64, 152, 1, 0, 128),
+    ("tail", 1, 768): (192, 130, 66, 114, 2, 48, 132),
+    ("tail", 1, 1024): (224, 128, 128, 152, 1, 0, 132),
+    ("tail", 1, 2048): (224, 256, 256, 152, 1, 0, 132),
+    ("tail", 1, 4096): (224, 512, 512, 152, 1, 0, 132),
     ("tail", 8, 256): (128, 56, 56, 19, 1, 0, 112),
-    ("tail", 8, 512): (128, 112, 112, 19, 1, 0, 132),
-    ("tail", 8, 4096): (128, 896, 896, 19, 1, 0, 132),
+    ("tail", 8, 512): (224, 64, 64, 19, 1, 0, 128),
+    ("tail", 8, 1024): (224, 128, 128, 19, 1, 0, 132),
     ("tail", 8, 2048): (128, 448, 448, 19, 1, 0, 132),
+    ("tail", 8, 4096): (128, 896, 896, 19, 1, 0, 132),
     ("tail", 8, 16384): (128, 3584, 3584, 19, 1, 0, 132),
     ("tail", 16, 256): (128, 56, 56, 10, 1, 0, 112),
 }
@@ -190,12 +202,14 @@ def test_keys_name_the_rank_and_the_architecture(kimi: Model, h200: DeviceFacts,
     }
     ragged = "kt32" if tp == 16 else ""
     heads = (f"front:i{6144 // tp}", f"tail_gemm:tp{tp}{ragged}")
-    assert {keys[-1] for keys in reached} == {f"{head}{tile}@sm_90a" for head in heads for tile in ("", "s6n128p1")}
+    assert {keys[-1] for keys in reached} == {
+        f"{head}{tile}@sm_90a" for head in heads for tile in ("", "s4n224", "s5n192", "s6n128p1")
+    }
     assert {keys[:-1] for keys in reached} == {(), ("tail_norm:e1@sm_90a",)}
 
 
 def test_front_form_has_its_constants(kimi: Model, h200: DeviceFacts) -> None:
-    form = gemm_of(with_rules(kimi, narrow_iter_percent=MAX_ITER_PERCENT), h200, "front", 16, 300).form
+    form = gemm_of(with_tile(kimi, 256), h200, "front", 16, 300).form
     # 896 experts are 3.5 tiles of 256; 384 shared columns are 3 of 128
     assert form == GemmForm(
         stage="front",
@@ -213,8 +227,8 @@ def test_front_form_has_its_constants(kimi: Model, h200: DeviceFacts) -> None:
     )
 
 
-def test_narrow_form_follows_the_export(kimi: Model, h200: DeviceFacts) -> None:
-    gemm = gemm_of(with_rules(kimi, narrow_iter_percent=1, narrow_stages=5), h200, "front", 16, 300)
+def test_form_of_a_later_tile_follows_the_export(kimi: Model, h200: DeviceFacts) -> None:
+    gemm = gemm_of(with_tile(with_changed_tile(kimi, 128, num_stages=5), 128), h200, "front", 16, 300)
     form = form_of_gemm(gemm)
     assert gemm.key == "front:i384s5n128p1@sm_90a"
     assert (form.block_n, form.num_stages, form.tile_groups) == (128, 5, 1)
@@ -222,14 +236,31 @@ def test_narrow_form_follows_the_export(kimi: Model, h200: DeviceFacts) -> None:
     assert form.constants == (("I_LOCAL", 384), ("N_TILES", 7 + 28 + 6), ("S_TILES", 6))
 
 
-def test_the_cheaper_tile_is_taken(kimi: Model, h200: DeviceFacts) -> None:
-    """TP 8, 256 tokens: 28 wide tiles or 56 narrow ones, one wave of 19 iterations and an end of 6 either way."""
+def test_the_cheapest_tile_is_taken(kimi: Model, h200: DeviceFacts) -> None:
+    """TP 8, 256 tokens: 28, 32, 38 or 56 tiles, one wave of 19 iterations and an end in each case."""
+    costs = {256: (100, 3), 224: (86, 4), 192: (80, 5), 128: (51, 11)}
+    for block_n, (percent, ends) in costs.items():
+        kimi = with_changed_tile(kimi, block_n, iter_percent=percent, epilogue_iters=ends)
     plan = plan_route(kimi, stage="tail", tp=8, tokens=256, partials=1, device=h200)
     (rule,) = (rule for rule in plan.rules if rule.field == "block_n")
     assert rule.value == 128
-    assert rule.reason == "25 iterations * 100 % with 256 columns against 25 iterations * 54 % with 128 columns"
-    same = with_rules(kimi, narrow_iter_percent=100)
-    assert form_of_gemm(gemm_of(same, h200, "tail", 8, 256)).block_n == 256
+    assert rule.reason == (
+        "cheapest in iterations * percent:"
+        " 22 * 100 with 256, 23 * 86 with 224, 24 * 80 with 192, 30 * 51 with 128 columns"
+    )
+
+
+def test_of_equally_cheap_tiles_the_first_is_taken(kimi: Model, h200: DeviceFacts) -> None:
+    for block_n in N_TILES:
+        kimi = with_changed_tile(kimi, block_n, iter_percent=100, epilogue_iters=6)
+    assert form_of_gemm(gemm_of(kimi, h200, "tail", 8, 256)).block_n == 256
+
+
+def test_a_table_without_tiles_is_refused(kimi: Model, h200: DeviceFacts) -> None:
+    bare = dataclasses.replace(kimi, prefill_sm90=dataclasses.replace(kimi.prefill_sm90, tiles=()))
+    message = r"front: T = 300: prefill_sm90\.tiles is empty.*registry is damaged; export again"
+    with pytest.raises(PlanError, match=message):
+        gemm_of(bare, h200, "front", 8, 300)
 
 
 @pytest.mark.parametrize(("tp", "up", "down", "ragged"), [(1, 56, 96, 0), (8, 7, 12, 0), (16, 4, 6, 32)])
@@ -242,7 +273,7 @@ def test_tail_form_has_its_constants(kimi: Model, h200: DeviceFacts, tp: int, up
 
 def test_ragged_tiles_are_planned(kimi: Model, h200: DeviceFacts) -> None:
     dims = dataclasses.replace(kimi.dims, hidden=7104, latent=3600, experts=900, shared_intermediate=6400)
-    odd = with_rules(dataclasses.replace(kimi, dims=dims), narrow_iter_percent=MAX_ITER_PERCENT)
+    odd = with_tile(dataclasses.replace(kimi, dims=dims), 256)
     front = gemm_of(odd, h200, "front", 4, 300).form
     tail = gemm_of(odd, h200, "tail", 4, 300).form
     assert isinstance(front, GemmForm)
@@ -302,10 +333,11 @@ def test_a_device_without_pairs_is_refused(kimi: Model, h200: DeviceFacts) -> No
 
 
 def test_a_ring_over_shared_memory_is_refused(kimi: Model, h200: DeviceFacts) -> None:
-    for field, stages, stage_bytes, most in (("num_stages", 5, 49152, 4), ("narrow_stages", 8, 32768, 7)):
-        deep = with_rules(kimi, **{field: stages})
+    for number, block_n, stages, stage_bytes, most in ((0, 256, 5, 49152, 4), (3, 128, 8, 32768, 7)):
+        deep = with_changed_tile(kimi, block_n, num_stages=stages)
         arithmetic = rf"{stages} stages \* {stage_bytes} bytes = {stages * stage_bytes} of 232448"
-        with pytest.raises(PlanError, match=rf"{arithmetic}\. Set prefill_sm90\.{field} to {most} at most"):
+        way_out = rf"Set prefill_sm90\.tiles\.{number}\.num_stages to {most} at most"
+        with pytest.raises(PlanError, match=rf"tiles of {block_n} columns does not fit: {arithmetic}\. {way_out}"):
             gemm_of(deep, h200, "front", 8, 129)
 
 
@@ -338,7 +370,7 @@ def test_tokens_beyond_32_bit_coordinates_are_refused(kimi: Model, h200: DeviceF
 def test_tiles_beyond_32_bits_are_refused(kimi: Model, h200: DeviceFacts) -> None:
     wide = dataclasses.replace(kimi, max_tokens=2**40, dims=dataclasses.replace(kimi.dims, hidden=2**17))
     with pytest.raises(PlanError, match=r"tile number is 4194304 pair rows \* 512 columns of tiles = 2147483648"):
-        gemm_of(wide, h200, "tail", 1, 2**30)
+        gemm_of(with_tile(wide, 256), h200, "tail", 1, 2**30)
 
 
 def test_planning_every_token_count_takes_seconds_at_most(kimi: Model) -> None:

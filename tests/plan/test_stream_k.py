@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cakegen.model import HopperPrefillRules, Model
+from cakegen.model import HopperPrefillRules, HopperTile, Model
 from cakegen.plan.stream_k import (
     Split,
     hopper_costs,
@@ -128,17 +128,17 @@ HOPPER_RESIDENT = 66
 @pytest.fixture
 def hopper(kimi: Model) -> HopperPrefillRules:
     """Round costs, whatever the export's are."""
-    return dataclasses.replace(
-        kimi.prefill_sm90,
-        epilogue_iters=4,
-        stream_k_segment_cost=4,
-        stream_k_min_saving=6,
-        stream_k_wider_min_saving=6,
-    )
+    return dataclasses.replace(kimi.prefill_sm90, stream_k_min_saving=6, stream_k_wider_min_saving=6)
 
 
-def split_waves(tiles: int, num_k: int, resident: int, rules: HopperPrefillRules) -> Split:
-    return plan_waves(tiles, num_k, resident, hopper_costs(rules, narrow=False)).split
+def tile(tile_groups: int = 2, epilogue_iters: int = 4, segment_cost: int = 4) -> HopperTile:
+    return HopperTile(128, 4, tile_groups, 100, epilogue_iters, segment_cost)
+
+
+def split_waves(
+    tiles: int, num_k: int, resident: int, rules: HopperPrefillRules, of: HopperTile | None = None
+) -> Split:
+    return plan_waves(tiles, num_k, resident, hopper_costs(rules, of or tile())).split
 
 
 def test_waves_are_cut_at_the_modelled_cost(hopper: HopperPrefillRules) -> None:
@@ -175,7 +175,7 @@ def test_wider_cut_must_pay_for_its_workspace(hopper: HopperPrefillRules) -> Non
 def test_end_of_a_piece_makes_crossing_items_dearer(hopper: HopperPrefillRules) -> None:
     # 41 + 2 ends + 3 segments against 56 + 1 end + 1 segment: aligned halves are cheaper from ends of 8 iterations on
     for ends, ipc in ((7, 41), (8, 56), (20, 56)):
-        assert split_waves(24, 112, HOPPER_RESIDENT, dataclasses.replace(hopper, epilogue_iters=ends)).sk_ipc == ipc
+        assert split_waves(24, 112, HOPPER_RESIDENT, hopper, tile(epilogue_iters=ends)).sk_ipc == ipc
 
 
 def test_no_cut_keeps_too_many_segments(hopper: HopperPrefillRules) -> None:
@@ -186,29 +186,21 @@ def test_no_cut_keeps_too_many_segments(hopper: HopperPrefillRules) -> None:
 
 
 def test_hidden_ends_cost_the_last_alone(hopper: HopperPrefillRules) -> None:
-    wide = dataclasses.replace(hopper_costs(hopper, narrow=False), epilogue=4)
-    narrow = dataclasses.replace(hopper_costs(hopper, narrow=True), epilogue=5, segment=6)
+    shared = hopper_costs(hopper, tile())
+    turns = hopper_costs(hopper, tile(tile_groups=1, epilogue_iters=5, segment_cost=6))
     # 7 waves of 19 iterations and an end each, or one in all
-    assert plan_waves(448, 19, HOPPER_RESIDENT, wide).cost == 7 * (19 + 4)
-    assert plan_waves(448, 19, HOPPER_RESIDENT, narrow).cost == 7 * 19 + 5
+    assert plan_waves(448, 19, HOPPER_RESIDENT, shared).cost == 7 * (19 + 4)
+    assert plan_waves(448, 19, HOPPER_RESIDENT, turns).cost == 7 * 19 + 5
     # 41 iterations in 2 pieces, 3 further segments
-    assert plan_waves(24, 112, HOPPER_RESIDENT, narrow).cost == 41 + 5 + 3 * 6
+    assert plan_waves(24, 112, HOPPER_RESIDENT, turns).cost == 41 + 5 + 3 * 6
 
 
-def test_each_kind_of_tile_has_its_own_costs(hopper: HopperPrefillRules) -> None:
-    rules = dataclasses.replace(
-        hopper,
-        epilogue_iters=1,
-        narrow_epilogue_iters=2,
-        stream_k_segment_cost=3,
-        narrow_segment_cost=4,
-        stream_k_min_saving=5,
-        stream_k_wider_min_saving=6,
-    )
-    wide, narrow = (hopper_costs(rules, narrow=narrow) for narrow in (False, True))
-    assert (wide.epilogue, wide.epilogues_hidden, wide.segment) == (1, False, 3)
-    assert (narrow.epilogue, narrow.epilogues_hidden, narrow.segment) == (2, True, 4)
-    assert {(costs.min_saving, costs.wider_min_saving) for costs in (wide, narrow)} == {(5, 6)}
+def test_each_tile_has_its_own_costs(kimi: Model) -> None:
+    rules = dataclasses.replace(kimi.prefill_sm90, stream_k_min_saving=5, stream_k_wider_min_saving=6)
+    shared, turns = (hopper_costs(rules, each) for each in (tile(2, 1, 3), tile(1, 2, 4)))
+    assert (shared.epilogue, shared.epilogues_hidden, shared.segment) == (1, False, 3)
+    assert (turns.epilogue, turns.epilogues_hidden, turns.segment) == (2, True, 4)
+    assert {(costs.min_saving, costs.wider_min_saving) for costs in (shared, turns)} == {(5, 6)}
 
 
 @pytest.mark.parametrize("resident", [1, 4, 39, 66])

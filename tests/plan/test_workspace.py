@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from models import with_tile
+
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, Launch, control_words, partials_elems, plan_route
 
@@ -12,13 +14,17 @@ def gemm(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) ->
 
 def test_cut_gemm_has_a_slot_for_each_segment(kimi: Model, h200: DeviceFacts) -> None:
     # 48 tiles of at most 2 segments: 2 CTAs * 128 * 256 sums each, half of them one warpgroup's
-    wide = gemm(kimi, h200, "front", 8, 512)
+    wide = gemm(with_tile(kimi, 256), h200, "front", 8, 512)
     assert partials_elems(wide) == 48 * 2 * 2 * 128 * 256 == 6291456
     assert control_words(wide) == 48 * 2 * 2
     # 47 narrow tiles of at most 2 segments, each CTA's rows one warpgroup's
-    narrow = gemm(kimi, h200, "front", 8, 256)
+    narrow = gemm(with_tile(kimi, 128), h200, "front", 8, 256)
     assert partials_elems(narrow) == 47 * 2 * 2 * 128 * 128
     assert control_words(narrow) == 47 * 2
+    # 32 tiles of 192 columns, which both warpgroups share
+    between = gemm(with_tile(kimi, 192), h200, "front", 8, 256)
+    assert partials_elems(between) == 32 * 2 * 2 * 128 * 192
+    assert control_words(between) == 32 * 2 * 2
 
 
 def test_whole_tiles_need_neither(kimi: Model, h200: DeviceFacts) -> None:

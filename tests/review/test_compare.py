@@ -113,6 +113,14 @@ def test_model_fields_are_named_by_their_place(tmp_path: Path) -> None:
     assert review.count("unchanged") == 3
 
 
+def test_records_without_a_name_are_told_apart_by_number(tmp_path: Path) -> None:
+    tiles = [{"block_n": 256, "num_stages": 4}, {"block_n": 128, "num_stages": 6}]
+    old = tree_of(tmp_path, small_programs(), model={"prefill": {"tiles": tiles}})
+    fewer = [tiles[0], {"block_n": 128, "num_stages": 5}]
+    review = compare_trees(old, tree_of(tmp_path, small_programs(), model={"prefill": {"tiles": fewer}}))
+    assert review.model == (FieldChange("prefill.tiles.1.num_stages", "6", "5"),)
+
+
 def test_lists_of_named_records_keep_those_of_one_name_apart(tmp_path: Path) -> None:
     """A kernel family is declared for each family of architectures."""
     families = [{"name": "decode", "arch_family": f, "template": f"{f}.cu"} for f in ("sm90", "sm100")]

@@ -10,10 +10,11 @@ from models import tiny_model
 from random_models import model_toml, random_model
 
 from cakegen.errors import SpecError
-from cakegen.model import DecodeRules, Family, HopperPrefillRules, Model, ModelDims, PrefillRules, Target
+from cakegen.model import DecodeRules, Family, HopperPrefillRules, HopperTile, Model, ModelDims, PrefillRules, Target
 from cakegen.spec import parse_export
 from cakegen.spec.sections import (
     DecodeSection,
+    HopperTileSection,
     KernelSection,
     ModelSection,
     PrefillSection,
@@ -31,6 +32,7 @@ from cakegen.spec.sections import (
         (DecodeSection, DecodeRules),
         (PrefillSection, PrefillRules),
         (PrefillSm90Section, HopperPrefillRules),
+        (HopperTileSection, HopperTile),
     ],
 )
 def test_section_has_the_fields_of_its_record(section: type, record: type) -> None:
@@ -96,8 +98,8 @@ EDITS = {
     ),
     "template path": ("kernels/sm90/decode.cu", "../decode.cu", ["kernels.0.template"]),
     "odd raster": (
-        "raster_m_tiles = 16\nepilogue_iters",
-        "raster_m_tiles = 15\nepilogue_iters",
+        "raster_m_tiles = 16\nstream_k_min_ipc",
+        "raster_m_tiles = 15\nstream_k_min_ipc",
         ["prefill_sm90.raster_m_tiles = 15", "two row tiles"],
     ),
     "deep GEMM ring": (
@@ -106,9 +108,31 @@ EDITS = {
         [
             "front, TP 1, 129 tokens",
             "sm_90a with 3 SMs",
-            "5 stages * 49152 bytes = 245760 of 232448",
-            "Set prefill_sm90.num_stages to 4 at most",
+            "tiles of 256 columns does not fit: 5 stages * 49152 bytes = 245760 of 232448",
+            "Set prefill_sm90.tiles.0.num_stages to 4 at most",
         ],
+    ),
+    "ragged halves": ("block_n = 224", "block_n = 208", ["prefill_sm90.tiles.1.block_n = 208", "whole 16 columns"]),
+    "wide MMA": ("block_n = 224", "block_n = 288", ["prefill_sm90.tiles.1.block_n = 288", "wgmma has N <= 256"]),
+    "tile of three": ("tile_groups = 1", "tile_groups = 3", ["prefill_sm90.tiles.3.tile_groups = 3", "take turns"]),
+    "too many sums": (
+        "block_n = 224\nnum_stages = 4\ntile_groups = 2",
+        "block_n = 224\nnum_stages = 4\ntile_groups = 1",
+        [
+            "prefill_sm90.tiles.1.block_n = 224",
+            "128 / 1 rows * 224 columns / 128 threads = 224 sums a thread; registers hold 128",
+            "Set it to 128 at most, or tile_groups to 2",
+        ],
+    ),
+    "tile twice": (
+        "block_n = 192",
+        "block_n = 224",
+        ["prefill_sm90.tiles.2", "224 columns with tile_groups = 2", "first in prefill_sm90.tiles.1; keep one"],
+    ),
+    "cheap first tile": (
+        "iter_percent = 100",
+        "iter_percent = 99",
+        ["prefill_sm90.tiles.0.iter_percent = 99", "percents of the first tile's; set it to 100"],
     ),
     "no saving": ("stream_k_min_saving = 1\n", "stream_k_min_saving = 0\n", ["prefill_sm90.stream_k_min_saving = 0"]),
     "reserve": ("barrier_bytes = 1024", "barrier_bytes = 1000", ["decode.barrier_bytes = 1000", "multiple of 1024"]),
@@ -135,6 +159,13 @@ def test_edit_is_refused_with_field_and_arithmetic(tmp_path: Path, edit: str) ->
     message = refusal(tmp_path, text.replace(before, after, 1))
     for word in words:
         assert word in message
+
+
+def test_export_without_prefill_tiles_is_refused(tmp_path: Path) -> None:
+    text = model_toml(tiny_model())
+    head = text[: text.index("[[prefill_sm90.tiles]]")]
+    assert "prefill_sm90.tiles: missing" in refusal(tmp_path, head)
+    assert "prefill_sm90.tiles = []" in refusal(tmp_path, head + "tiles = []\n")
 
 
 def test_slice_that_a_tensor_map_can_not_address_is_refused(tmp_path: Path) -> None:
