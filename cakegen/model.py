@@ -242,6 +242,13 @@ class HopperPrefillRules:
     stream_k_wider_min_saving
         Fewest iterations that cutting the wave before it too must save over the better of those two: it reads weights
         at more places at once, and its workspace is far larger.
+    norm_launch_iters, norm_launch_rows_per_iter
+        What a norm in a launch of its own adds to the tail, in iterations of the first tile: so many, and one for so
+        many rows.
+    norm_first_rows_per_iter
+        Rows of a fused norm's first ones that cost an iteration.
+    norm_hidden_iters
+        So many shared-down iterations hide the norm of the first tiles' rows.
     tiles
         The tiles that a plan may take: it takes the cheapest, and of equals the first. Keys spell all but the first.
     """
@@ -253,6 +260,10 @@ class HopperPrefillRules:
     stream_k_max_segments: int
     stream_k_min_saving: int
     stream_k_wider_min_saving: int
+    norm_launch_iters: int
+    norm_launch_rows_per_iter: int
+    norm_first_rows_per_iter: int
+    norm_hidden_iters: int
     tiles: tuple[HopperTile, ...]
 
     def preferring(self, tile: HopperTile) -> HopperPrefillRules:

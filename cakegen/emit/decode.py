@@ -83,7 +83,7 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
         Constant("kNumThreads", form.rows_per_cta * WARP_THREADS, "threads of a CTA"),
         Constant("kRowsPerCta", form.rows_per_cta, "rows of a CTA, one a warp"),
         Constant("kEarlyTrigger", form.early_trigger, "dependents may start at entry, else after the stores"),
-        *_norm_constants(model),
+        *norm_constants(model),
     )
     buffers = ("routed", "norm_weight", "y_workspace", "wait_record")
     parameters = ("num_tokens", "num_partials", "routed_pitch", "routed_partial_stride", "y_pitch")
@@ -211,10 +211,17 @@ def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles) -> tuple[C
         Constant("kNormWarps", warps.norm, "warps that normalise rows"),
         Constant("kNormBarrier", 2, "named barrier of the norm warps"),
     )
-    return constants + norm + _norm_constants(model)
+    return constants + norm + norm_constants(model)
 
 
-def _norm_constants(model: Model) -> tuple[Constant, ...]:
+def norm_constants(model: Model) -> tuple[Constant, ...]:
+    """What `kernels/norm_row.cuh` needs to normalise a row by one warp.
+
+    Raises
+    ------
+    EmitError
+        A row is too wide for a warp's registers.
+    """
     vectors = -(-model.dims.latent // VECTOR_ELEMS)
     per_lane = -(-vectors // WARP_THREADS)
     if per_lane > MAX_VECTORS_PER_LANE:

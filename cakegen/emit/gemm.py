@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cakegen.arch import architecture
-from cakegen.emit.decode import WARP_THREADS, arguments, barrier_constants, template_of
+from cakegen.emit.decode import WARP_THREADS, arguments, barrier_constants, norm_constants, template_of
 from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import HopperPrefillRules, Model
@@ -15,9 +15,11 @@ from cakegen.registry import LaunchRecord, TensorMapEntry
 WARPGROUP_WARPS = 4
 MMA_WARPS = MMA_WARPGROUPS * WARPGROUP_WARPS
 PRODUCER_WARPS = WARPGROUP_WARPS
-MMA_REGISTERS = 232
-PRODUCER_REGISTERS = 40
-"""2 * 232 + 40 = 504 registers a thread of each warpgroup, as the launch gives: 3 * 168."""
+NORM_WARPS = PRODUCER_WARPS - 1
+"""Beside the one whose first lane produces."""
+WARPGROUP_REGISTERS = {False: (232, 40), True: (208, 88)}
+"""By whether a norm is fused, registers of an MMA thread and of one of the producer's warpgroup, where rows take more:
+2 * 232 + 40 = 2 * 208 + 88 = 504 registers a thread of each warpgroup, as the launch gives: 3 * 168."""
 STAGING_COLS = 64
 STAGING_ROWS = 16
 SLAB_BYTES = STAGING_ROWS * (STAGING_COLS * BF16_BYTES + STAGING_PAD_BYTES)
@@ -55,14 +57,14 @@ def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
         template=template_of(model, f"{form.stage}_gemm", arch_family),
         summary=_summary(form),
         constants=constants,
-        arg_plan=_tail_arguments() if tail else _front_arguments(),
+        arg_plan=_tail_arguments(form) if tail else _front_arguments(),
         tensor_maps=_tail_maps(rules, form) if tail else _front_maps(rules, form),
         barriers=barriers,
         launch=LaunchRecord(
             block=((MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, 1, 1),
             cluster=(PAIR_CTAS, 1, 1),
-            cooperative=False,
-            programmatic=tail,
+            cooperative=form.fused_norm,
+            programmatic=tail and not form.fused_norm,
             overlap=False,
             dynamic_smem_bytes=total_bytes,
         ),
@@ -80,11 +82,12 @@ def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant
     readers = form.tile_groups * WARPGROUP_WARPS * PAIR_CTAS
     a_bytes = form.block_m * rules.block_k * BF16_BYTES
     b_bytes = form.block_n * rules.block_k * BF16_BYTES
+    mma_registers, producer_registers = WARPGROUP_REGISTERS[form.fused_norm]
     return (
         Constant("kNumThreads", (MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, "2 MMA warpgroups, 1 producer warpgroup"),
         Constant("kMmaWarps", MMA_WARPS, "warps of the MMA warpgroups, which come first"),
-        Constant("kMmaRegisters", MMA_REGISTERS, "registers of an MMA thread"),
-        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers of a producer thread"),
+        Constant("kMmaRegisters", mma_registers, "registers of an MMA thread"),
+        Constant("kProducerRegisters", producer_registers, "registers of a producer thread"),
         Constant("kGroupBarrier", 1, "named barrier of MMA warpgroup 0; the next is warpgroup 1's"),
         Constant("kBlockM", form.block_m, "token rows of a CTA"),
         Constant("kBlockN", form.block_n, "weight rows of a pair tile"),
@@ -114,10 +117,18 @@ def _front_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
 
 def _tail_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
     hidden = model.dims.hidden
-    return (
+    constants = (
         Constant("kOutCols", hidden, "columns of out"),
         Constant("kNumNTiles", -(-hidden // form.block_n), "column tiles of out"),
         Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last block"),
+        Constant("kFusedNorm", form.fused_norm, "spare warps normalise the routed rows"),
+    )
+    if not form.fused_norm:
+        return constants
+    return (
+        *constants,
+        Constant("kNormWarps", NORM_WARPS, "warps that normalise rows beside the MMA warps"),
+        *norm_constants(model),
     )
 
 
@@ -155,11 +166,13 @@ def _front_arguments() -> tuple[tuple[str, str], ...]:
     )
 
 
-def _tail_arguments() -> tuple[tuple[str, str], ...]:
+def _tail_arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
+    norm = form.fused_norm
+    pitches, first_rows = (("routed_pitch", "y_pitch"), ("norm_first_rows",)) if norm else ((), ())
     return arguments(
         ("shared_down_weight", "up_weight", "shared_act", "y_workspace"),
-        ("out", "partials", "counters", "wait_record"),
-        ("num_tokens", "out_pitch", "up_col0", *_SPLIT_PARAMETERS),
+        (*(("routed", "norm_weight", "y_workspace") if norm else ()), "out", "partials", "counters", "wait_record"),
+        ("num_tokens", *pitches, "out_pitch", "up_col0", *first_rows, *_SPLIT_PARAMETERS),
     )
 
 

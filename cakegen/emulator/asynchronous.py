@@ -170,7 +170,10 @@ def _destinations(
 
 
 def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    """`cp.async.bulk` and `cp.async.bulk.tensor` to shared memory."""
+    """`cp.async.bulk` and `cp.async.bulk.tensor` to shared memory; `cp.async.bulk.prefetch.L2`."""
+    if instruction.parts[1:] == ("async", "bulk", "prefetch", "L2", "global"):
+        check_prefetch(strand, instruction, active)
+        return
     groups = {"cta_group::1", "cta_group::2"} & set(instruction.parts)
     parts = [part for part in instruction.parts[3:] if part not in ("tile", "L2::cache_hint", *groups)]
     multicast = "multicast::cluster" in parts
@@ -195,6 +198,16 @@ def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active:
             landing.signals = signals
             landing.begin(strand.warp.at(strand.pc - 1, active))
             machine.issue(landing)
+
+
+def check_prefetch(strand: Strand, instruction: Instruction, active: Array) -> None:
+    """What PTX ISA 9.7.9.25.5.3 asks of a bulk prefetch, which has no effect here: 16-byte alignment of both."""
+    address = read_address(strand, instruction.operands[0], "u8")[active]
+    size = read_lanes(strand, instruction.operands[1], "u4")[active]
+    odd = np.flatnonzero((address % np.uint64(16) != 0) | (size % np.uint32(16) != 0))
+    if odd.size:
+        where = f"{int(size[odd[0]])} bytes at {int(address[odd[0]]):#x}"
+        raise Fault("out-of-bounds", f"a prefetch of {where}: both must be multiples of 16")
 
 
 def _tensor_copy(

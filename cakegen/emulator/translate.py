@@ -43,8 +43,8 @@ STOPS |= {"clusterlaunchcontrol.try_cancel"}
 _NO_EFFECT = {"setmaxnreg", "nanosleep", "prefetch"}
 _STRONG = {"acquire", "release", "relaxed"}
 # With them, what caches are told: hints (PTX ISA 9.7.9.1, 9.7.9.2).
-_LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L1::evict_first", "L2::128B", "L2::256B"}
-_LD_MODIFIERS |= {"ca", "cg", "cs"}
+_LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L2::128B", "L2::256B"}
+_LD_MODIFIERS |= {"ca", "cg", "cs", "L1::evict_first", "L1::evict_last"}
 _ST_MODIFIERS = {"volatile", "weak", "L1::no_allocate", "L1::evict_first", "wb", "cg", "cs"}
 _VECTORS = {"v2", "v4", "v8"}
 _SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}

@@ -11,19 +11,28 @@ Imports errors, arch, the model and the rest of `plan`; no torch, no pydantic, n
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from cakegen.arch import INT32_MAX, architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, HopperPrefillRules, HopperTile, Model
 from cakegen.plan.gemm import Launches, gemm_parameters, m_tiles_of, parameter_rules, refuse_no_pair
 from cakegen.plan.norm import norm_launch
+from cakegen.plan.norm_sm90 import (
+    can_fuse_norm,
+    first_rows_rule,
+    fused_norm_rule,
+    norm_cost_iters,
+    norm_first_rows,
+    trigger_rule,
+)
 from cakegen.plan.records import GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.plan.stream_k import Cut, hopper_costs, plan_waves
 
 
-def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Launches:
     """The launches of one stage.
 
     Raises
@@ -38,8 +47,9 @@ def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, device: De
             f"{model.name} {stage}: T = {tokens}: prefill_sm90.tiles is empty, and a plan takes one of its tiles. No"
             " export declares that, so the registry is damaged; export again."
         )
-    planner = _plan_front if stage == "front" else _plan_tail
-    return planner(model, tp, tokens, device)
+    if stage == "front":
+        return _plan_front(model, tp, tokens, device)
+    return _plan_tail(model, tp, tokens, partials, device)
 
 
 def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
@@ -52,7 +62,9 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
         # a shared tile is half gate columns and half the matching up columns
         return -(-dims.experts // block_n), -(-dims.latent // block_n), -(-i_local // (block_n // 2))
 
-    tile, cut, tile_rule = _choose_tile(lambda block_n: sum(columns(block_n)), num_k, tokens, rules, device)
+    tile, cut, tile_rule = _choose_tile(
+        lambda block_n: sum(columns(block_n)), lambda _: 0, num_k, tokens, rules, device
+    )
     router_tiles, latent_tiles, shared_tiles = columns(tile.block_n)
     n_tiles = router_tiles + latent_tiles + shared_tiles
     form = _form(
@@ -62,6 +74,7 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
         tile,
         num_k=num_k,
         k1_ragged_cols=0,
+        fused_norm=False,
         constants=(("I_LOCAL", i_local), ("N_TILES", n_tiles), ("S_TILES", shared_tiles)),
     )
     key = f"front:i{i_local}{_spell_tile(tile, rules)}{architecture(device.arch).key_suffix}"
@@ -71,7 +84,7 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
     return (launch,), (tile_rule, Rule("n_tiles", n_tiles, tiles), iterations, *why)
 
 
-def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+def _plan_tail(model: Model, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Launches:
     rules, dims = model.prefill_sm90, model.dims
     where = f"prefill tail: TP {tp}"
     latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
@@ -83,7 +96,11 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
     def columns(block_n: int) -> int:
         return -(-dims.hidden // block_n)
 
-    tile, cut, tile_rule = _choose_tile(columns, up + down, tokens, rules, device)
+    def norm_iters(tile: HopperTile) -> int:
+        return norm_cost_iters(tile, down, tokens, partials, rules)
+
+    tile, cut, tile_rule = _choose_tile(columns, norm_iters, up + down, tokens, rules, device)
+    fused = can_fuse_norm(tile, partials)
     n_tiles = columns(tile.block_n)
     form = _form(
         "tail",
@@ -92,36 +109,62 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
         tile,
         num_k=up + down,
         k1_ragged_cols=rest,
+        fused_norm=fused,
         constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
     )
     ragged = f"kt{form.k1_ragged_cols}" if form.k1_ragged_cols else ""
-    key = f"tail_gemm:tp{tp}{ragged}{_spell_tile(tile, rules)}{architecture(device.arch).key_suffix}"
+    norm = "f1" if fused else ""
+    key = f"tail_gemm:tp{tp}{norm}{ragged}{_spell_tile(tile, rules)}{architecture(device.arch).key_suffix}"
     launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, device)
     slice_rule = f"{latent_slice} latent columns a rank = {whole} * {rules.block_k} + {rest}"
     tiles = Rule("n_tiles", n_tiles, f"ceil({dims.hidden} hidden columns / {tile.block_n})")
     iterations = Rule("num_k", up + down, f"{down} shared-down iterations, then {up} of the latent slice")
-    return (norm_launch(model, tokens, True, device), launch), (
+    why = (
         tile_rule,
         tiles,
         iterations,
         Rule("k1_ragged_cols", form.k1_ragged_cols, slice_rule),
+        fused_norm_rule(tile, partials),
         *why,
-        _trigger_rule(),
     )
+    if not fused:
+        return (norm_launch(model, tokens, True, device), launch), (*why, trigger_rule())
+    first = first_rows_rule(down, rules)
+    launch = replace(launch, parameters=((first.field, norm_first_rows(down, rules)), *launch.parameters))
+    return (launch,), (*why, first)
 
 
 def _choose_tile(
-    n_tiles_of: Callable[[int], int], num_k: int, tokens: int, rules: HopperPrefillRules, device: DeviceFacts
+    n_tiles_of: Callable[[int], int],
+    norm_iters: Callable[[HopperTile], int],
+    num_k: int,
+    tokens: int,
+    rules: HopperPrefillRules,
+    device: DeviceFacts,
 ) -> tuple[HopperTile, Cut, Rule]:
-    """The tile whose plan costs least, with its cut; the first of those that cost the same."""
+    """The tile whose plan costs least, with its cut; the first of those that cost the same.
+
+    Parameters
+    ----------
+    n_tiles_of
+        Columns of tiles by a tile's width.
+    norm_iters
+        What the norm adds beside a GEMM of a tile, in iterations of the first tile.
+    """
     pair_rows = m_tiles_of(rules.block_m, tokens) // 2
     choices = []
     for tile in rules.tiles:
         tiles = pair_rows * n_tiles_of(tile.block_n)
         choices.append((tile, plan_waves(tiles, num_k, device.resident_pairs, hopper_costs(rules, tile))))
-    tile, cut = min(choices, key=lambda choice: choice[0].iter_percent * choice[1].cost)
-    costs = ", ".join(f"{cut.cost} * {tile.iter_percent} with {tile.block_n}" for tile, cut in choices)
+    tile, cut = min(choices, key=lambda choice: choice[0].iter_percent * choice[1].cost + 100 * norm_iters(choice[0]))
+    costs = ", ".join(
+        f"{cut.cost} * {tile.iter_percent}{_spell_norm(norm_iters(tile))} with {tile.block_n}" for tile, cut in choices
+    )
     return tile, cut, Rule("block_n", tile.block_n, f"cheapest in iterations * percent: {costs} columns")
+
+
+def _spell_norm(iters: int) -> str:
+    return f" + {iters} * 100 for the norm" if iters else ""
 
 
 def _spell_tile(tile: HopperTile, rules: HopperPrefillRules) -> str:
@@ -140,6 +183,7 @@ def _form(
     *,
     num_k: int,
     k1_ragged_cols: int,
+    fused_norm: bool,
     constants: tuple[tuple[str, int], ...],
 ) -> GemmForm:
     return GemmForm(
@@ -150,7 +194,7 @@ def _form(
         num_k=num_k,
         num_stages=tile.num_stages,
         evict_first=False,
-        fused_norm=False,
+        fused_norm=fused_norm,
         staged_store=True,
         k1_ragged_cols=k1_ragged_cols,
         constants=constants,
@@ -203,18 +247,3 @@ def _ring_rules(where: str, rules: HopperPrefillRules, device: DeviceFacts) -> d
             )
         found[tile.block_n, tile.tile_groups] = Rule("num_stages", tile.num_stages, arithmetic)
     return found
-
-
-def _trigger_rule() -> Rule:
-    """Why the norm always releases the GEMM at entry.
-
-    The release takes effect when the last norm CTA has started, so a GEMM CTA can't keep a norm CTA from running. It
-    takes nearly all registers and shared memory of an SM, and so starts only where the norm's CTAs have drained: it
-    slows none of them down either. Meanwhile it runs the shared-down iterations, which need no normalised row. A late
-    release would leave those SMs idle until the last norm CTA has stored.
-    """
-    reason = (
-        "a GEMM CTA needs an SM to itself, so it starts where norm CTAs have drained, after the last of them has"
-        " started: it delays none, and runs its shared-down iterations before it waits for the norm"
-    )
-    return Rule("norm.early_trigger", True, reason)

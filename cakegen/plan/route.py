@@ -19,8 +19,6 @@ from cakegen.plan.records import DecodeForm, Launch, Plan, Rule
 from cakegen.plan.shape import decode_shape
 
 STAGES = ("front", "tail")
-# one planner an architecture family: their tiles and tensor memory differ
-_PREFILL_PLANNERS = {"sm90": plan_prefill_sm90, "sm100": plan_prefill}
 
 
 def plan_route(model: Model, *, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Plan:
@@ -118,5 +116,7 @@ def decode_launch(form: DecodeForm, model: Model, device: DeviceFacts) -> Launch
 def _plan_prefill(
     model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts
 ) -> tuple[tuple[Launch, ...], tuple[Rule, ...]]:
-    """Prefill by architecture family; how many partials there are changes no launch."""
-    return _PREFILL_PLANNERS[architecture(device.arch).family](model, stage, tp, tokens, device)
+    """Prefill by architecture family: their tiles and tensor memory differ. On SM100 partials change no launch."""
+    if architecture(device.arch).family == "sm90":
+        return plan_prefill_sm90(model, stage, tp, tokens, partials, device)
+    return plan_prefill(model, stage, tp, tokens, device)

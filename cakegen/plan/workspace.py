@@ -24,11 +24,13 @@ def partials_elems(launch: Launch) -> int:
 def control_words(launch: Launch) -> int:
     """int32 words that are zero before and after each launch.
 
-    A GEMM counts the arrivals of segments, `[cut tiles, 2 CTAs, warpgroups of a tile]`; a decode tail whose CTAs wait
-    for each other's normalised rows counts those with one word.
+    A GEMM counts the arrivals of segments, `[cut tiles, 2 CTAs, warpgroups of a tile]`; if it normalises too, the rows
+    of each pair row of tiles behind them, and the CTAs that need no more of those. A decode tail whose CTAs wait for
+    each other's normalised rows counts those with one word.
     """
     if isinstance(launch.form, GemmForm):
-        return _cut_tiles(launch, launch.form) * PAIR_CTAS * launch.form.tile_groups
+        norm_words = dict(launch.parameters)["m_tiles"] // PAIR_CTAS + 1 if launch.form.fused_norm else 0
+        return _cut_tiles(launch, launch.form) * PAIR_CTAS * launch.form.tile_groups + norm_words
     return int(isinstance(launch.form, DecodeForm) and launch.form.needs_residency)
 
 

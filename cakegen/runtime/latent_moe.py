@@ -11,7 +11,7 @@ import torch
 from cakegen.errors import CakeError, LaunchError
 from cakegen.model import DeviceFacts
 from cakegen.plan import plan_route
-from cakegen.plan.records import DecodeForm, Plan
+from cakegen.plan.records import Plan
 from cakegen.registry import Registry
 from cakegen.runtime.capture import refuse_cold, refuse_in_capture
 from cakegen.runtime.control import WaitRecord, describe_wait_record, open_control, opened_control
@@ -359,7 +359,7 @@ class LatentMoe:
             if self._device_facts is not None or not lowers_resident_pairs(device, plan, programs):
                 break
         for launch, loaded in zip(plan.launches, programs, strict=True):
-            if isinstance(launch.form, DecodeForm) and launch.form.needs_residency:
+            if loaded.program.launch.cooperative:
                 check_residency(device, loaded, launch)
         return Route(plan, programs)
 

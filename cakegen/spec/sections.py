@@ -168,4 +168,8 @@ class PrefillSm90Section(Section):
     stream_k_max_segments: Annotated[int, Field(ge=1, le=64)]
     stream_k_min_saving: MinSaving
     stream_k_wider_min_saving: MinSaving
+    norm_launch_iters: Count
+    norm_launch_rows_per_iter: Positive
+    norm_first_rows_per_iter: Positive
+    norm_hidden_iters: Count
     tiles: Annotated[tuple[HopperTileSection, ...], Field(min_length=1)]

@@ -27,6 +27,12 @@ __device__ __forceinline__ u32 atomic_add_acq_rel_gpu(u32* counter, u32 value) {
     return before;
 }
 
+// As atomic_add_acq_rel_gpu, for a caller that does not wait for what was there: it publishes, and acquires nothing.
+__device__ __forceinline__ void reduce_add_release_gpu(u32* counter, u32 value) {
+    chaos_point(23);
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ void st_relaxed_gpu(u32* address, u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
@@ -45,6 +51,17 @@ __device__ __forceinline__ void counter_wait_wrapped(const u32* counter, const W
     for (u32 seen = ld_acquire_gpu(counter); seen != 0; seen = ld_acquire_gpu(counter)) {
         if (clock.expired(watch)) {
             report_and_trap(watch, kGridCounter, 0, seen);
+        }
+    }
+}
+
+// Until the counter has reached a value that it does not pass.
+__device__ __forceinline__ void counter_wait_reached(const u32* counter, u32 value, const Watch& watch) {
+    chaos_point(19);
+    WaitClock<kGridPatience> clock;
+    for (u32 seen = ld_acquire_gpu(counter); seen != value; seen = ld_acquire_gpu(counter)) {
+        if (clock.expired(watch)) {
+            report_and_trap(watch, kGridCounter, value, seen);
         }
     }
 }

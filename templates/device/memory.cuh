@@ -2,6 +2,15 @@
 
 namespace cake {
 
+// PTX ISA 9.7.9.8, ld: read again and again, so kept in L1. Only for what no running launch writes.
+__device__ __forceinline__ Vec4 ld_global_kept_v4(const void* address) {
+    Vec4 value;
+    asm volatile("ld.global.nc.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(address));
+    return value;
+}
+
 // PTX ISA 9.7.9.8, ld: streamed once, so not kept in L1. Volatile: the order against barrier arrivals is meant.
 __device__ __forceinline__ Vec4 ld_global_v4(const void* address) {
     Vec4 value;

@@ -41,6 +41,11 @@ __device__ __forceinline__ void bulk_load(u32 destination, const void* source, u
         : "memory");
 }
 
+// PTX ISA 9.7.9.25.5.3: brings bytes of global memory to L2, in multiples of 16; it changes nothing else.
+__device__ __forceinline__ void bulk_prefetch_l2(const void* source, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
 // Orders this thread's generic accesses to shared memory with later accesses of the asynchronous proxy (wgmma,
 // copies).
 __device__ __forceinline__ void fence_proxy_async_shared() {

@@ -29,6 +29,10 @@ static_assert(K1_ITERS + K2_ITERS == NUM_K_ITERS, "up and down blocks make up K"
 constexpr u32 kNumNTiles = Cfg::kNumNTiles;
 
 /*% include "kernels/sm90/gemm.cuh" %*/
+//% if spec.value("kFusedNorm")
+
+/*% include "kernels/sm90/gemm_norm.cuh" %*/
+//% endif
 
 struct Maps {
     const TensorMap& shared_down;
@@ -59,22 +63,37 @@ __device__ __forceinline__ void load_block(
 
 __device__ __forceinline__ void produce(
     const Maps& maps, const Split& split, u32 pair_rows, u32 num_tokens, u32 up_col0, u32 rank, u32 smem,
+//% if spec.value("kFusedNorm")
+    const Norm& norm,
+//% endif
     const Watch& watch) {
     WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
     Ring load;
     Work work;
+//% if spec.value("kFusedNorm")
+    u32 known_pair_row = ~0u;
+    // The tokens are an earlier launch's.
+    griddepcontrol_wait();
+//% else
     bool norm_done = false;
+//% endif
     while (list.next(work)) {
         const TilePlace place = place_of(work.tile, pair_rows);
         const u32 token = first_token(place, rank);
         const bool has_tokens = token < num_tokens;
         const u32 weight_row = place.n_tile * Cfg::kBlockN + rank * (Cfg::kBlockN / 2);
         for (u32 k = work.k_begin; k < work.k_end; ++k) {
+//% if spec.value("kFusedNorm")
+            if (has_tokens && k >= kDownBlocks) {
+                wait_for_rows(norm, place.pair_row, known_pair_row, watch);
+            }
+//% else
             if (!norm_done && k >= kDownBlocks) {
                 // y is the norm's: its launch must have completed.
                 griddepcontrol_wait();
                 norm_done = true;
             }
+//% endif
             const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
             const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
             const u32 b = a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes;
@@ -83,6 +102,9 @@ __device__ __forceinline__ void produce(
             load.advance();
         }
     }
+//% if spec.value("kFusedNorm")
+    retire_counters(norm);
+//% endif
 }
 
 __device__ __forceinline__ void multiply_and_store(
@@ -132,13 +154,25 @@ kernel_${spec.name | ident}(
     const __grid_constant__ TensorMap up_weight_map,
     const __grid_constant__ TensorMap shared_act_map,
     const __grid_constant__ TensorMap y_workspace_map,
+//% if spec.value("kFusedNorm")
+    const u16* routed,
+    const u16* norm_weight,
+    u16* y_workspace,
+//% endif
     u16* out,
     float* partials,
     u32* counters,
     u64* wait_record,
     i32 num_tokens,
+//% if spec.value("kFusedNorm")
+    i32 routed_pitch,
+    i32 y_pitch,
+//% endif
     i32 out_pitch,
     i32 up_col0,
+//% if spec.value("kFusedNorm")
+    i32 norm_first_rows,
+//% endif
     i32 m_tiles,
     i32 num_items,
     i32 full_items,
@@ -152,11 +186,22 @@ kernel_${spec.name | ident}(
     const Split split{
         static_cast<u32>(num_items), static_cast<u32>(full_items), static_cast<u32>(sk_ipc),
         static_cast<u32>(sk_max_seg), static_cast<u32>(sk_total)};
+//% if spec.value("kFusedNorm")
+    const Norm norm{
+        routed, norm_weight, y_workspace, static_cast<u32>(routed_pitch), static_cast<u32>(y_pitch),
+        static_cast<u32>(num_tokens), pair_rows, static_cast<u32>(norm_first_rows),
+        counters + split.sk_total / kNumK * 2 * Cfg::kTileGroups};
+//% endif
     chaos_begin(wait_record);
     set_up_ring(smem);
     if (warp_index() < Cfg::kMmaWarps) {
         setmaxnreg_inc<Cfg::kMmaRegisters>();
         const Matrix matrix{out, static_cast<u32>(out_pitch), Cfg::kOutCols, static_cast<u32>(num_tokens)};
+//% if spec.value("kFusedNorm")
+        // The routed rows are an earlier launch's, which may still read y too.
+        griddepcontrol_wait();
+        normalise_first(norm, warp_index(), lane_id());
+//% endif
         multiply_and_store(split, pair_rows, rank, smem, matrix, partials, counters, watch);
         griddepcontrol_launch_dependents();
     } else {
@@ -164,8 +209,18 @@ kernel_${spec.name | ident}(
         if (threadIdx.x == Cfg::kMmaWarps * 32) {
             const Maps maps{shared_down_weight_map, up_weight_map, shared_act_map, y_workspace_map};
             produce(
-                maps, split, pair_rows, static_cast<u32>(num_tokens), static_cast<u32>(up_col0), rank, smem, watch);
+                maps, split, pair_rows, static_cast<u32>(num_tokens), static_cast<u32>(up_col0), rank, smem,
+//% if spec.value("kFusedNorm")
+                norm,
+//% endif
+                watch);
         }
+//% if spec.value("kFusedNorm")
+        if (warp_index() > Cfg::kMmaWarps) {
+            griddepcontrol_wait();
+            normalise_others(norm, warp_index() - Cfg::kMmaWarps - 1, lane_id());
+        }
+//% endif
         warp_sync();
     }
     leave_together();

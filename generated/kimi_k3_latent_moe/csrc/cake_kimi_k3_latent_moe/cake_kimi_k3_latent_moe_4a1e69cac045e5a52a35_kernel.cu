@@ -2,7 +2,7 @@
 // tail decode, TP 8, up to 8 tokens: 56 tiles, one CTA a tile, 8 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 7e816836bfb5303a7da277c5337e233bc2012362a3212feaaa7e86276e387e81
+// seal: sha256 fb6750c06b7a6b78534ec85f02c8b6a0dcab4512ce48891fa7d16d9005490d28
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm90.cuh"
@@ -258,25 +258,34 @@ __device__ __forceinline__ RowVectors sum_partials(const u16* row, u32 lane, u32
     return num_partials == 1 ? first : add_partials(first, row, lane, num_partials, partial_stride);
 }
 
-// 1 / sqrt(mean of squares + eps), with IEEE division and root. A lane adds its squares in ascending order (a bf16
-// squared is exact in fp32), then the 32 sums meet in a butterfly.
-__device__ __forceinline__ float reciprocal_norm(const RowVectors& row) {
-    float squares = 0.0f;
+// A lane adds its squares in ascending order; a bf16 squared is exact in fp32.
+__device__ __forceinline__ float add_squares(float squares, const u32 (&pairs)[4]) {
 #pragma unroll
-    for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
-#pragma unroll
-        for (u32 word = 0; word < 4; ++word) {
-            const float low = bf16_low(row.pairs[v][word]);
-            const float high = bf16_high(row.pairs[v][word]);
-            squares = fmaf(low, low, squares);
-            squares = fmaf(high, high, squares);
-        }
+    for (u32 word = 0; word < 4; ++word) {
+        const float low = bf16_low(pairs[word]);
+        const float high = bf16_high(pairs[word]);
+        squares = fmaf(low, low, squares);
+        squares = fmaf(high, high, squares);
     }
+    return squares;
+}
+
+// 1 / sqrt(mean of squares + eps), with IEEE division and root: the 32 lanes' sums meet in a butterfly.
+__device__ __forceinline__ float reciprocal_root(float squares) {
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask /= 2) {
         squares += shuffle_xor(squares, mask);
     }
     return div_rn(1.0f, sqrt_rn(div_rn(squares, static_cast<float>(Cfg::kLatentCols)) + Cfg::kNormEps));
+}
+
+__device__ __forceinline__ float reciprocal_norm(const RowVectors& row) {
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
+        squares = add_squares(squares, row.pairs[v]);
+    }
+    return reciprocal_root(squares);
 }
 
 // y = bf16(weight * bf16(r * scale)) for one vector.
