@@ -1,4 +1,4 @@
-"""The specification of one program: everything that its text depends on. Imports the registry's records only.
+"""The specification of one program: everything that its text depends on. Imports errors and the registry's records.
 
 A program's name is a hash of its canonical specification, not of its text: a template edit renames nothing.
 """
@@ -9,11 +9,26 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
+from cakegen.errors import EmitError
 from cakegen.registry import LaunchRecord, TensorMapEntry
 
 COMPILE_FLAGS = ("-std=c++17",)
 """Compiler options of every program, beside the architecture. No fast-math: each approximation is written out. No line
 information: it makes a cubin 3.7 times as large and puts the working directory into it."""
+
+BUFFER_TYPES = {
+    "routed": "const u16*",
+    "norm_weight": "const u16*",
+    "y_workspace": "u16*",
+    "logits": "float*",
+    "latent": "u16*",
+    "shared_act": "u16*",
+    "out": "u16*",
+    "partials": "float*",
+    "counters": "u32*",
+    "wait_record": "u64*",
+}
+"""The C++ type of each buffer that an `arg_plan` may name; bf16 elements are raw bits."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,38 @@ class ProgramSpec:
     def name(self) -> str:
         """`cake_<export>_<digest>`: stem of the generated files, and `kernel_<name>` is the kernel's symbol."""
         return f"cake_{self.export}_{self.digest}"
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        """(C++ type, name) of each kernel parameter: all of `arg_plan` but the grid, in its order.
+
+        Raises
+        ------
+        EmitError
+            A buffer without a type.
+        """
+        return tuple(self._parameter(kind, name) for kind, name in self.arg_plan if kind != "grid")
+
+    def _parameter(self, kind: str, name: str) -> tuple[str, str]:
+        if kind == "tma_buffer":
+            return "const __grid_constant__ TensorMap", f"{name}_map"
+        return ("i32" if kind == "parameter" else self.buffer_type(name)), name
+
+    def buffer_type(self, name: str) -> str:
+        """The C++ type of a buffer.
+
+        Raises
+        ------
+        EmitError
+            `BUFFER_TYPES` has none.
+        """
+        if name not in BUFFER_TYPES:
+            known = ", ".join(BUFFER_TYPES)
+            raise EmitError(
+                f"{self.export}: {self.role}: buffer {name!r} has no C++ type; those with one are {known}. "
+                "Add it to BUFFER_TYPES of cakegen/emit/program.py."
+            )
+        return BUFFER_TYPES[name]
 
     def value(self, constant: str) -> bool | int | float:
         """The value of one constant, for a template that writes structure by it."""

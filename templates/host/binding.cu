@@ -13,11 +13,8 @@ using cake_host::TensorView;
 
 constexpr const char* kProgram = "${spec.name | ident}";
 
-//# All other buffers are bf16, as raw bits.
-//% set bf16 = ["kDLBfloat", 16]
-//% set fp32 = ["kDLFloat", 32]
-//% set dtypes = {"logits": fp32, "partials": fp32, "counters": ["kDLInt", 32], "wait_record": ["kDLInt", 64]}
-//% set pointers = {"logits": "float*", "partials": "float*", "counters": "u32*", "wait_record": "u64*"}
+//# By pointer: bf16 elements are raw bits.
+//% set dtypes = {"u16*": ["kDLBfloat", 16], "float*": ["kDLFloat", 32], "u32*": ["kDLInt", 32], "u64*": ["kDLInt", 64]}
 void run(
 //% for kind, name in spec.arg_plan
 //% set last = loop.last
@@ -62,9 +59,9 @@ void run(
 //% endfor
 //% for kind, name in spec.arg_plan
 //% if kind == "buffer"
-//% set dtype = dtypes.get(name, bf16)
-//% set pointer = pointers.get(name, "u16*") | code
-    auto* ${(name ~ "_address") | ident} = static_cast<${pointer}>(cake_host::address_of(
+//% set pointer = spec.buffer_type(name).removeprefix("const ")
+//% set dtype = dtypes[pointer]
+    auto* ${(name ~ "_address") | ident} = static_cast<${pointer | type_name}>(cake_host::address_of(
         ${name | ident}, device, Expected{kProgram, ${name | string}, ${dtype[0] | ident}, ${dtype[1] | i32}}));
 //% elif kind == "parameter"
     i32 ${(name ~ "_i32") | ident} = cake_host::checked_i32(${name | ident}, kProgram, ${name | string});

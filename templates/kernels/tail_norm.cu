@@ -8,18 +8,7 @@ using namespace cake;
 
 /*% include "kernels/norm_row.cuh" %*/
 
-extern "C" __global__ void
-__launch_bounds__(Cfg::kNumThreads)
-kernel_${spec.name | ident}(
-    const u16* routed,
-    const u16* norm_weight,
-    u16* y_workspace,
-    u64* wait_record,
-    i32 num_tokens,
-    i32 num_partials,
-    i32 routed_pitch,
-    i32 routed_partial_stride,
-    i32 y_pitch) {
+/*% include "kernels/signature.cuh" %*/
     const u32 lane = lane_id();
     const u32 row = blockIdx.x * Cfg::kRowsPerCta + warp_index();
     if constexpr (Cfg::kEarlyTrigger) {

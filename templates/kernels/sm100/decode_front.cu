@@ -90,49 +90,7 @@ __device__ __forceinline__ void finish(
     }
 }
 
-__device__ __forceinline__ void set_up(
-    const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
-    u32 rank, u32 smem) {
-    if (threadIdx.x == Cfg::kProducerWarp * 32) {
-        prefetch_tensormap(router_map);
-        prefetch_tensormap(latent_map);
-        prefetch_tensormap(shared_map);
-        prefetch_tensormap(x_map);
-        init_ring_and_pair(smem);
-        mbarrier_init(smem + Cfg::kSumsFullOffset, 1);
-        publish_barriers(rank, smem);
-    }
-    claim_tensor_memory(smem);
-}
-
-extern "C" __global__ void
-//% if spec.value("kClusterCtas") == 2
-__cluster_dims__(2, 1, 1)
-//% endif
-__launch_bounds__(Cfg::kNumThreads, 1)
-kernel_${spec.name | ident}(
-    const __grid_constant__ TensorMap gate_weight_map,
-    const __grid_constant__ TensorMap down_weight_map,
-    const __grid_constant__ TensorMap shared_gate_up_weight_map,
-    const __grid_constant__ TensorMap x_map,
-    float* logits,
-    u16* latent,
-    u16* shared_act,
-    u64* wait_record,
-    i32 num_tokens,
-    i32 logits_pitch,
-    i32 latent_pitch,
-    i32 shared_act_pitch,
-    i32 weights_ahead) {
-    const Watch watch{wait_record, Cfg::kProgramId};
-    const u32 smem = smem_base();
-    const u32 rank = Cfg::kClusterCtas == 2 ? cluster_ctarank() : 0;
-    const Tile tile = tile_of(blockIdx.x / Cfg::kClusterCtas);
-    chaos_begin(wait_record);
-    set_up(gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, rank, smem);
-    // A dependent launch starts once all CTAs run, so it takes nothing from this one but idle multiprocessors.
-    griddepcontrol_launch_dependents();
-    const u32 warp = warp_index();
+/*% include "kernels/decode_entry.cuh" %*/
     if (warp < Cfg::kProducerWarp) {
         const Outputs out{
             logits, latent, shared_act, final_tokens(rank, num_tokens),
