@@ -168,30 +168,7 @@ __device__ __forceinline__ void multiply_and_store(
     }
 }
 
-extern "C" __global__ void
-__cluster_dims__(2, 1, 1)
-__launch_bounds__(Cfg::kNumThreads, 1)
-kernel_${spec.name | ident}(
-    const __grid_constant__ TensorMap gate_weight_map,
-    const __grid_constant__ TensorMap down_weight_map,
-    const __grid_constant__ TensorMap shared_gate_up_weight_map,
-    const __grid_constant__ TensorMap x_map,
-    float* logits,
-    u16* latent,
-    u16* shared_act,
-    float* partials,
-    u32* counters,
-    u64* wait_record,
-    i32 num_tokens,
-    i32 logits_pitch,
-    i32 latent_pitch,
-    i32 shared_act_pitch,
-    i32 m_tiles,
-    i32 num_items,
-    i32 full_items,
-    i32 sk_ipc,
-    i32 sk_max_seg,
-    i32 sk_total) {
+/*% include "kernels/signature.cuh" %*/
     const Watch watch{wait_record, Cfg::kProgramId};
     const u32 smem = smem_base();
     const u32 rank = cluster_ctarank();

@@ -146,39 +146,7 @@ __device__ __forceinline__ void multiply_and_store(
     }
 }
 
-extern "C" __global__ void
-__cluster_dims__(2, 1, 1)
-__launch_bounds__(Cfg::kNumThreads, 1)
-kernel_${spec.name | ident}(
-    const __grid_constant__ TensorMap shared_down_weight_map,
-    const __grid_constant__ TensorMap up_weight_map,
-    const __grid_constant__ TensorMap shared_act_map,
-    const __grid_constant__ TensorMap y_workspace_map,
-//% if spec.value("kFusedNorm")
-    const u16* routed,
-    const u16* norm_weight,
-    u16* y_workspace,
-//% endif
-    u16* out,
-    float* partials,
-    u32* counters,
-    u64* wait_record,
-    i32 num_tokens,
-//% if spec.value("kFusedNorm")
-    i32 routed_pitch,
-    i32 y_pitch,
-//% endif
-    i32 out_pitch,
-    i32 up_col0,
-//% if spec.value("kFusedNorm")
-    i32 norm_first_rows,
-//% endif
-    i32 m_tiles,
-    i32 num_items,
-    i32 full_items,
-    i32 sk_ipc,
-    i32 sk_max_seg,
-    i32 sk_total) {
+/*% include "kernels/signature.cuh" %*/
     const Watch watch{wait_record, Cfg::kProgramId};
     const u32 smem = smem_base();
     const u32 rank = cluster_ctarank();
