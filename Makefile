@@ -57,7 +57,7 @@ emulate-full: $(READY) ## What the tables of emulated programs lack: about six h
 	@$(SWEEP) benchmarks/emulator/full.tsv --jobs $(JOBS) --export kimi_k3_latent_moe --seeds 0
 	@$(SWEEP) benchmarks/emulator/tiny_sm90.tsv --jobs $(JOBS) --arch sm_90a --edges --seeds 5
 	@$(SWEEP) benchmarks/emulator/full_sm90.tsv --jobs $(JOBS) --arch sm_90a --export kimi_k3_latent_moe \
-		--match decode: --seeds 5
+		--match decode: --seeds 5 --split
 
 DOCS_READY := $(VENV)/.cakegen-docs-ready
 

@@ -2,16 +2,20 @@
 runs.
 
 Writes one row a request to a table, and starts again where it stopped: a row stays as long as the texts of its program
-(their digest) are the same.
+(their digest) are the same. The table is whole whenever the sweep is killed. With `--split` each schedule of a request
+is a row of its own, in a table beside the other, until all of them are there: for requests that take minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import functools
+import hashlib
 import itertools
 import multiprocessing
+import os
 import re
 import sys
 import time
@@ -30,6 +34,7 @@ from cakegen.registry import Registry, load_registry
 
 ABOUT = ("export", "arch", "key", "digest", "stage", "tp", "tokens", "partials", "rank", "sms", "schedules")
 COLUMNS = (*ABOUT, "verdict", "errors", "instructions", "seconds")
+PART_COLUMNS = (*COLUMNS, "bits")
 EXTREMES = (("early", 0), ("late", 0))
 
 
@@ -45,6 +50,8 @@ class Sweep:
         Also the fewest tokens that reach a key, and one token less than the most.
     match
         Only keys in which this regular expression is found.
+    only
+        The one schedule to run of those, if any.
     """
 
     export: str
@@ -52,10 +59,13 @@ class Sweep:
     seeds: int
     edges: bool
     match: str = ""
+    only: tuple[str, int] | None = None
 
     @property
     def schedules(self) -> tuple[tuple[str, int], ...]:
         """What each request runs under."""
+        if self.only:
+            return (self.only,)
         return (*EXTREMES, *(("random", seed) for seed in range(self.seeds))) if self.seeds else (("random", 0),)
 
 
@@ -113,15 +123,51 @@ def run_case(registry: Registry, case: Case, schedules: Sequence[tuple[str, int]
     return "clean", first
 
 
-def rows_of(sweep: Sweep, known: set[tuple[str, ...]], jobs: int = 1) -> Iterator[dict[str, str]]:
+def rows_of(sweeps: Sequence[Sweep], known: set[tuple[str, ...]], jobs: int = 1) -> Iterator[dict[str, str]]:
     """A row for each request that is not known yet, as it ends; `jobs` processes, or this one."""
-    registry = load_registry(sweep.export)
-    todo = [(row, case, sweep) for row, case in _requests(registry, sweep) if identity(row) not in known]
+    todo = [
+        (row, case, sweep)
+        for sweep in sweeps
+        for row, case in _requests(_registry(sweep.export), sweep)
+        if identity(row) not in known
+    ]
+    # what takes longest goes first, so that it does not end alone
+    todo.sort(key=lambda item: (-item[1].tokens, item[1].tp))
     if jobs == 1:
         yield from map(_run_row, todo)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        yield from (done.result() for done in as_completed(pool.submit(_run_row, item) for item in todo))
+        yield from (done.result() for done in as_completed([pool.submit(_run_row, item) for item in todo]))
+
+
+def parts_of(sweep: Sweep) -> list[Sweep]:
+    """A sweep for each of its schedules."""
+    return [dataclasses.replace(sweep, only=schedule) for schedule in sweep.schedules]
+
+
+def join_parts(sweep: Sweep, parts: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """The rows of a sweep's requests whose parts are all there: clean if each is, and all have the same bits."""
+    found = {identity(part): part for part in parts}
+    rows = []
+    for row, _ in _requests(_registry(sweep.export), sweep):
+        schedules = row["schedules"].split()
+        own = [found.get(identity({**row, "schedules": schedule})) for schedule in schedules]
+        present = [part for part in own if part]
+        if len(present) == len(schedules):
+            rows.append({**row, **_joined(present)})
+    return rows
+
+
+def _joined(parts: list[dict[str, str]]) -> dict[str, str]:
+    first = parts[0]
+    wrong = [part["verdict"] for part in parts if part["verdict"] != "clean"]
+    wrong += [f"{part['schedules']}: other bits" for part in parts if part["bits"] != first["bits"]]
+    return {
+        "verdict": wrong[0] if wrong else "clean",
+        "errors": first["errors"],
+        "instructions": first["instructions"],
+        "seconds": f"{sum(float(part['seconds']) for part in parts):.1f}",
+    }
 
 
 def _requests(registry: Registry, sweep: Sweep) -> Iterator[tuple[dict[str, str], Case]]:
@@ -146,7 +192,16 @@ def _run_row(item: tuple[dict[str, str], Case, Sweep]) -> dict[str, str]:
         "errors": " ".join(f"{name}:{value:.3g}" for name, value in errors.items()),
         "instructions": str(sum(launch.instructions for launch in report.launches) if report else 0),
         "seconds": f"{time.perf_counter() - start:.1f}",
+        "bits": _digest(report) if report else "",
     }
+
+
+def _digest(report: CaseReport) -> str:
+    """Of the bits of all outputs."""
+    seen = hashlib.sha256()
+    for _, value in sorted(report.outputs.items()):
+        seen.update(value.contiguous().view(torch.uint8).numpy().tobytes())
+    return seen.hexdigest()[:12]
 
 
 @functools.cache
@@ -167,13 +222,49 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream, delimiter="\t"))
 
 
-def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    """Write a table, sorted by what its rows are about."""
+def write_rows(path: Path, rows: Iterable[dict[str, str]], columns: Sequence[str] = COLUMNS) -> None:
+    """Write a table, sorted by what its rows are about; whoever reads finds the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, delimiter="\t", lineterminator="\n")
+    beside = path.with_name(f"{path.name}.new")
+    with beside.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, columns, delimiter="\t", lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(sorted(rows, key=identity))
+    os.replace(beside, path)
+
+
+def run_missing(path: Path, sweeps: Sequence[Sweep], jobs: int, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Run what a table lacks of sweeps over one export and architecture, written row by row; all of its rows."""
+    rows = current_rows(path, sweeps[0])
+    for row in rows_of(sweeps, {identity(row) for row in rows if row["verdict"] == "clean"}, jobs):
+        rows = [other for other in rows if identity(other) != identity(row)] + [row]
+        write_rows(path, rows, columns)
+        sys.stderr.write(f"{row['verdict']}  {row['key']}  T {row['tokens']}  {row['schedules']}  {row['seconds']} s\n")
+    return rows
+
+
+def current_rows(path: Path, sweep: Sweep) -> list[dict[str, str]]:
+    """A table's rows, less those of a program whose text has changed since: they say nothing."""
+    registry = _registry(sweep.export)
+    keys = program_keys(registry, sweep.arch)
+    digests = {dict(registry.program(key).closure_digest)[sweep.arch][:12] for key in keys}
+    swept = (sweep.export, sweep.arch)
+    return [row for row in read_rows(path) if (row["export"], row["arch"]) != swept or row["digest"] in digests]
+
+
+def run_split(path: Path, sweep: Sweep, jobs: int) -> list[dict[str, str]]:
+    """As `run_missing`, a schedule at a time: parts in a table beside, which goes once the rows are made of them."""
+    rows = current_rows(path, sweep)
+    known = {identity(row) for row in rows if row["verdict"] == "clean"}
+    if all(identity(row) in known for row, _ in _requests(_registry(sweep.export), sweep)):
+        return rows
+    beside = path.with_name(f"{path.name}.parts")
+    joined = join_parts(sweep, run_missing(beside, parts_of(sweep), jobs, PART_COLUMNS))
+    made = {identity(row) for row in joined}
+    rows = [row for row in rows if identity(row) not in made] + joined
+    write_rows(path, rows)
+    beside.unlink()
+    return rows
 
 
 def main() -> int:
@@ -186,19 +277,13 @@ def main() -> int:
     parser.add_argument("--edges", action="store_true")
     parser.add_argument("--match", default="")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--split", action="store_true")
     given = parser.parse_args()
     sweep = Sweep(given.export, given.arch, given.seeds, given.edges, given.match)
-    registry = load_registry(sweep.export)
-    digests = {
-        dict(registry.program(key).closure_digest)[sweep.arch][:12] for key in program_keys(registry, sweep.arch)
-    }
-    # a row of a program whose text has changed since says nothing
-    swept = (sweep.export, sweep.arch)
-    rows = [row for row in read_rows(given.table) if (row["export"], row["arch"]) != swept or row["digest"] in digests]
-    for row in rows_of(sweep, {identity(row) for row in rows if row["verdict"] == "clean"}, given.jobs):
-        rows.append(row)
-        write_rows(given.table, rows)
-        sys.stderr.write(f"{row['verdict']}  {row['key']}  T {row['tokens']}  {row['seconds']} s\n")
+    if given.split:
+        rows = run_split(given.table, sweep, given.jobs)
+    else:
+        rows = run_missing(given.table, [sweep], given.jobs, COLUMNS)
     return int(any(row["verdict"] != "clean" for row in rows))
 
 
