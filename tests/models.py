@@ -87,6 +87,10 @@ PREFILL_SM90 = HopperPrefillRules(
     stream_k_max_segments=4,
     stream_k_min_saving=7,
     stream_k_wider_min_saving=60,
+    norm_launch_iters=2,
+    norm_launch_rows_per_iter=170,
+    norm_first_rows_per_iter=110,
+    norm_hidden_iters=48,
     tiles=(
         HopperTile(256, 4, tile_groups=2, iter_percent=100, epilogue_iters=2, segment_cost=12),
         HopperTile(224, 4, tile_groups=2, iter_percent=86, epilogue_iters=3, segment_cost=18),
@@ -120,6 +124,8 @@ TINY_PREFILL_SM90_CHANGES: dict[str, Any] = {
     "stream_k_min_ipc": 3,
     "stream_k_min_saving": 1,
     "stream_k_wider_min_saving": 1,
+    "norm_launch_iters": 0,
+    "norm_hidden_iters": 8,
     "tiles": (
         HopperTile(256, 4, tile_groups=2, iter_percent=100, epilogue_iters=0, segment_cost=0),
         HopperTile(224, 4, tile_groups=2, iter_percent=90, epilogue_iters=0, segment_cost=0),
