@@ -54,6 +54,7 @@ def prepare_kimi_k3_latent_moe_front(
     *,
     backend: str = "auto",
     workspace: Workspace | None = None,
+    overlap: bool = False,
     arch: str | DeviceFacts | None = None,
 ) -> Runner:
     """Prepare a front; see `LatentMoe.prepare_front`.
@@ -62,7 +63,9 @@ def prepare_kimi_k3_latent_moe_front(
     [2 * 6144 / TP, 7168]` bf16 -> `logits [T, 896]` fp32, `latent [T, 3584]`, `shared_act [T, 6144 / TP]` bf16.
     """
     operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
-    return kimi_k3_latent_moe().prepare_front(*operands, backend=backend, workspace=workspace, arch=arch)
+    return kimi_k3_latent_moe().prepare_front(
+        *operands, backend=backend, workspace=workspace, overlap=overlap, arch=arch
+    )
 
 
 def kimi_k3_latent_moe_front(
@@ -76,11 +79,14 @@ def kimi_k3_latent_moe_front(
     *,
     backend: str = "auto",
     workspace: Workspace | None = None,
+    overlap: bool = False,
     arch: str | DeviceFacts | None = None,
 ) -> Outputs:
     """Prepare and run a front once; returns `(logits, latent, shared_act)`."""
     operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
-    return prepare_kimi_k3_latent_moe_front(*operands, backend=backend, workspace=workspace, arch=arch)()
+    return prepare_kimi_k3_latent_moe_front(
+        *operands, backend=backend, workspace=workspace, overlap=overlap, arch=arch
+    )()
 
 
 def prepare_kimi_k3_latent_moe_tail(
@@ -96,6 +102,7 @@ def prepare_kimi_k3_latent_moe_tail(
     y_workspace: torch.Tensor,
     backend: str = "auto",
     workspace: Workspace | None = None,
+    overlap: bool = False,
     arch: str | DeviceFacts | None = None,
 ) -> Runner:
     """Prepare a tail; see `LatentMoe.prepare_tail`.
@@ -115,6 +122,7 @@ def prepare_kimi_k3_latent_moe_tail(
         y_workspace=y_workspace,
         backend=backend,
         workspace=workspace,
+        overlap=overlap,
         arch=arch,
     )
 
@@ -132,6 +140,7 @@ def kimi_k3_latent_moe_tail(
     y_workspace: torch.Tensor,
     backend: str = "auto",
     workspace: Workspace | None = None,
+    overlap: bool = False,
     arch: str | DeviceFacts | None = None,
 ) -> Outputs:
     """Prepare and run a tail once; returns `(y_workspace, out)`."""
@@ -147,6 +156,7 @@ def kimi_k3_latent_moe_tail(
         y_workspace=y_workspace,
         backend=backend,
         workspace=workspace,
+        overlap=overlap,
         arch=arch,
     )()
 

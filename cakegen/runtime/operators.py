@@ -33,9 +33,9 @@ class Operators:
 
     `front(x, gate_weight, down_weight, shared_gate_up_weight)` returns new `(logits, latent, shared_act)`;
     `tail(routed, norm_weight, up_weight, shared_act, shared_down_weight, tp=, rank=)` returns new `(y, out)`. The
-    `_out` variants take the outputs as keywords (`y_workspace` for y), write them and return nothing. Shapes are those
-    of `LatentMoe.prepare_front` and `prepare_tail`. On CUDA tensors generated programs run, on CPU tensors the torch
-    reference.
+    `_out` variants take the outputs as keywords (`y_workspace` for y), write them and return nothing. All take
+    `overlap=False`. Shapes and options are those of `LatentMoe.prepare_front` and `prepare_tail`. On CUDA tensors
+    generated programs run, on CPU tensors the torch reference or the emulator.
     """
 
     front: Any
@@ -115,46 +115,76 @@ def _identity(value: Any) -> Any:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-_FRONT_INPUTS = "Tensor x, Tensor gate_weight, Tensor down_weight, Tensor shared_gate_up_weight"
+_FRONT_INPUTS = "Tensor x, Tensor gate_weight, Tensor down_weight, Tensor shared_gate_up_weight, *, bool overlap=False"
 _TAIL_INPUTS = (
     "Tensor routed, Tensor norm_weight, Tensor up_weight, Tensor shared_act, Tensor shared_down_weight, *, int tp, "
-    "int rank"
+    "int rank, bool overlap=False"
 )
 # torch must hand over the strides that the fake kernels saw: an activation's rows may be pitched, a weight's not
 _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),)
 
 _defined_lock = threading.Lock()
-_defined: dict[str, tuple[LatentMoe, Operators, Any]] = {}
+CPU_BACKENDS = ("reference", "emulator")
 
 
-def define_operators(moe: LatentMoe) -> Operators:
+@dataclass(frozen=True)
+class _Defined:
+    """What an export's operators are over; torch drops them with the library."""
+
+    moe: LatentMoe
+    cpu_backend: str
+    operators: Operators
+    library: Any
+
+
+_defined: dict[str, _Defined] = {}
+
+
+def define_operators(moe: LatentMoe, *, cpu_backend: str | None = None) -> Operators:
     """The operators `cakegen::<export>_front` and `_tail` with their `out` overloads, defined at first use.
+
+    Parameters
+    ----------
+    cpu_backend
+        What they run on CPU tensors: `reference`, or `emulator`, the programs themselves. None: what they were defined
+        with, at first `reference`.
 
     Raises
     ------
     LaunchError
-        Those of the export are defined over another `LatentMoe`: torch knows an operator by its name alone.
+        Those of the export are defined over another `LatentMoe` or backend: torch knows an operator by its name alone.
     """
     export = moe.registry.export
+    if cpu_backend is not None and cpu_backend not in CPU_BACKENDS:
+        raise LaunchError(f"define_operators: cpu_backend is {' or '.join(CPU_BACKENDS)}; got {cpu_backend!r}.")
     with _defined_lock:
         if export not in _defined:
-            library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-            calls = PreparedCalls()
-            _define_front(library, f"{export}_front", moe, calls)
-            _define_tail(library, f"{export}_tail", moe, calls)
-            packets = getattr(torch.ops, NAMESPACE)
-            front, tail = getattr(packets, f"{export}_front"), getattr(packets, f"{export}_tail")
-            _defined[export] = moe, Operators(front.default, front.out, tail.default, tail.out), library
-        owner, operators, _ = _defined[export]
-    if owner is not moe:
+            _defined[export] = _define(export, moe, cpu_backend or "reference")
+        found = _defined[export]
+    if found.moe is not moe:
         raise LaunchError(
             f"{NAMESPACE}::{export}_front is defined over another LatentMoe of this export, and torch knows an "
             "operator by its name alone. Use shared_latent_moe(export) everywhere."
         )
-    return operators
+    if cpu_backend not in (None, found.cpu_backend):
+        raise LaunchError(
+            f"{NAMESPACE}::{export}_front is defined with cpu_backend={found.cpu_backend!r}, and torch knows an "
+            f"operator by its name alone. Name {cpu_backend!r} at the first definition in the process."
+        )
+    return found.operators
 
 
-def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls) -> None:
+def _define(export: str, moe: LatentMoe, cpu_backend: str) -> _Defined:
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    calls = PreparedCalls()
+    _define_front(library, f"{export}_front", moe, calls, cpu_backend)
+    _define_tail(library, f"{export}_tail", moe, calls, cpu_backend)
+    packets = getattr(torch.ops, NAMESPACE)
+    front, tail = getattr(packets, f"{export}_front"), getattr(packets, f"{export}_tail")
+    return _Defined(moe, cpu_backend, Operators(front.default, front.out, tail.default, tail.out), library)
+
+
+def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls, cpu_backend: str) -> None:
     dims = moe.model.dims
 
     def allocate(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
@@ -166,27 +196,27 @@ def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls)
             x.new_empty(tokens, weight.shape[-2] // 2, dtype=torch.bfloat16),
         )
 
-    def launch(*inputs: torch.Tensor, **outputs: torch.Tensor) -> None:
-        calls.run(moe.prepare_front, inputs, outputs)
+    def launch(*inputs: torch.Tensor, **options: Any) -> None:
+        calls.run(moe.prepare_front, inputs, options)
 
-    def compute(*inputs: torch.Tensor, **outputs: torch.Tensor) -> None:
-        moe.front(*inputs, **outputs, backend="reference")
+    def compute(*inputs: torch.Tensor, **options: Any) -> None:
+        moe.front(*inputs, **options, backend=cpu_backend)
 
     def functional(run: Callable[..., None]) -> Callable[..., Tensors]:
-        def front(*inputs: torch.Tensor) -> Tensors:
+        def front(*inputs: torch.Tensor, overlap: bool = False) -> Tensors:
             logits, latent, shared_act = outputs = allocate(inputs[0], inputs[3])
-            run(*inputs, logits=logits, latent=latent, shared_act=shared_act)
+            run(*inputs, logits=logits, latent=latent, shared_act=shared_act, overlap=overlap)
             return outputs
 
         return front
 
     library.define(f"{name}({_FRONT_INPUTS}) -> (Tensor logits, Tensor latent, Tensor shared_act)", tags=_TAGS)
     outputs = "Tensor(a!) logits, Tensor(b!) latent, Tensor(c!) shared_act"
-    library.define(f"{name}.out({_FRONT_INPUTS}, *, {outputs}) -> ()", tags=_TAGS)
-    _implement(library, name, functional, launch, compute, lambda *inputs: allocate(inputs[0], inputs[3]))
+    library.define(f"{name}.out({_FRONT_INPUTS}, {outputs}) -> ()", tags=_TAGS)
+    _implement(library, name, functional, launch, compute, lambda *inputs, **_: allocate(inputs[0], inputs[3]))
 
 
-def _define_tail(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls) -> None:
+def _define_tail(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls, cpu_backend: str) -> None:
     dims = moe.model.dims
 
     def allocate(routed: torch.Tensor) -> Tensors:
@@ -197,19 +227,19 @@ def _define_tail(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls) 
         calls.run(moe.prepare_tail, inputs, options)
 
     def compute(*inputs: torch.Tensor, **options: Any) -> None:
-        moe.tail(*inputs, **options, backend="reference")
+        moe.tail(*inputs, **options, backend=cpu_backend)
 
     def functional(run: Callable[..., None]) -> Callable[..., Tensors]:
-        def tail(*inputs: torch.Tensor, tp: int, rank: int) -> Tensors:
+        def tail(*inputs: torch.Tensor, tp: int, rank: int, overlap: bool = False) -> Tensors:
             y, out = outputs = allocate(inputs[0])
-            run(*inputs, out=out, tp=tp, rank=rank, y_workspace=y)
+            run(*inputs, out=out, tp=tp, rank=rank, y_workspace=y, overlap=overlap)
             return outputs
 
         return tail
 
     library.define(f"{name}({_TAIL_INPUTS}) -> (Tensor y, Tensor out)", tags=_TAGS)
     library.define(f"{name}.out({_TAIL_INPUTS}, Tensor(a!) y_workspace, Tensor(b!) out) -> ()", tags=_TAGS)
-    _implement(library, name, functional, launch, compute, lambda *inputs, tp, rank: allocate(inputs[0]))
+    _implement(library, name, functional, launch, compute, lambda *inputs, **_: allocate(inputs[0]))
 
 
 def _implement(

@@ -45,6 +45,9 @@ class LatentMoeProjections(torch.nn.Module):
         The export; by default the published one. Layers share it, and with it the programs and prepared calls.
     device
         Where the parameters are; torch's default device otherwise.
+    overlap
+        Let decode launches read these weights before the launch before them has ended (`LatentMoe.prepare_front`). Who
+        writes the parameters later, other than by `load_weights`, synchronises before the next call.
 
     Raises
     ------
@@ -66,11 +69,12 @@ class LatentMoeProjections(torch.nn.Module):
         rank: int = 0,
         moe: LatentMoe | None = None,
         device: torch.device | str | None = None,
+        overlap: bool = False,
     ) -> None:
         super().__init__()
         moe = moe or kimi_k3_latent_moe()
         _check_rank(moe.model.dims, tp, rank)
-        self.tp, self.rank = tp, rank
+        self.tp, self.rank, self.overlap = tp, rank, overlap
         operators = define_operators(moe)
         self._front, self._tail = operators.front, operators.tail
         for name, shape in _shapes(moe.model.dims, tp).items():
@@ -111,6 +115,8 @@ class LatentMoeProjections(torch.nn.Module):
                 self._fill(own, name, tensor)
                 self._missing.discard(own)
                 used.add(name)
+        if used and self.overlap:
+            _finish_writes(self.gate_weight.device)
         return used
 
     def _fill(self, own: str, name: str, tensor: torch.Tensor) -> None:
@@ -136,14 +142,15 @@ class LatentMoeProjections(torch.nn.Module):
 
     def front(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`x [T, hidden]` bf16 -> logits `[T, experts]` fp32, latent `[T, latent]`, shared_act `[T, I_LOCAL]` bf16."""
-        logits, latent, shared_act = self._front(x, self.gate_weight, self.down_weight, self.shared_gate_up_weight)
+        weights = (self.gate_weight, self.down_weight, self.shared_gate_up_weight)
+        logits, latent, shared_act = self._front(x, *weights, overlap=self.overlap)
         return logits, latent, shared_act
 
     def tail(self, routed: torch.Tensor, shared_act: torch.Tensor) -> torch.Tensor:
         """Routed `[P, T, latent]` or `[T, latent]` bf16 -> this rank's `out [T, hidden]`, to be summed over ranks."""
         partials = routed.unsqueeze(0) if routed.dim() == 2 else routed
         weights = (self.norm_weight, self.up_weight, shared_act, self.shared_down_weight)
-        _, out = self._tail(partials, *weights, tp=self.tp, rank=self.rank)
+        _, out = self._tail(partials, *weights, tp=self.tp, rank=self.rank, overlap=self.overlap)
         result: torch.Tensor = out
         return result
 
@@ -167,8 +174,14 @@ class LatentMoeProjections(torch.nn.Module):
         return self.tail(routed_experts(logits, latent), shared_act)
 
     def extra_repr(self) -> str:
-        """TP degree and rank, for `repr`."""
-        return f"tp={self.tp}, rank={self.rank}"
+        """TP degree, rank and overlap, for `repr`."""
+        return f"tp={self.tp}, rank={self.rank}, overlap={self.overlap}"
+
+
+def _finish_writes(device: torch.device) -> None:
+    """Wait for the copies on the current stream: a launch that overlaps the one before it does not."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _shapes(dims: ModelDims, tp: int) -> dict[str, tuple[int, ...]]:

@@ -58,7 +58,7 @@ def test_published_schemas_declare_what_is_written() -> None:
     assert written == {"logits", "latent", "shared_act", "y_workspace", "out"}
     assert str(operators.KIMI_K3.tail._schema) == (
         "cakegen::kimi_k3_latent_moe_tail(Tensor routed, Tensor norm_weight, Tensor up_weight, Tensor shared_act, "
-        "Tensor shared_down_weight, *, int tp, int rank) -> (Tensor y, Tensor out)"
+        "Tensor shared_down_weight, *, int tp, int rank, bool overlap=False) -> (Tensor y, Tensor out)"
     )
 
 
@@ -101,13 +101,13 @@ def test_out_operators_fill_the_callers_tensors() -> None:
 @pytest.mark.parametrize("pitched", [False, True])
 def test_torch_accepts_the_operators(pitched: bool) -> None:
     """Schemas, fake kernels, aliasing and dynamic shapes: torch.library.opcheck."""
-    ops, options = tiny_operators(), {"tp": TP, "rank": RANK}
+    ops, options = tiny_operators(), {"tp": TP, "rank": RANK, "overlap": pitched}
     (x, *weights), front = front_case(TP)
     (routed, *rest), tail = tail_case(TP)
     if pitched:
         x, routed = (torch.nn.functional.pad(t, (0, 64))[..., : t.shape[-1]] for t in (x, routed))
-    torch.library.opcheck(ops.front, (x, *weights))
-    torch.library.opcheck(ops.front_out, (x, *weights), front)
+    torch.library.opcheck(ops.front, (x, *weights), {"overlap": pitched})
+    torch.library.opcheck(ops.front_out, (x, *weights), {"overlap": pitched, **front})
     torch.library.opcheck(ops.tail, (routed, *rest), options)
     torch.library.opcheck(ops.tail_out, (routed, *rest), {**options, **tail})
 
@@ -169,6 +169,14 @@ def test_second_latent_moe_of_an_export_is_refused() -> None:
     assert operators.define_operators(tiny_latent_moe()) is tiny_operators()
     with pytest.raises(LaunchError, match="tiny_latent_moe_front is defined over another LatentMoe"):
         operators.define_operators(LatentMoe(load_registry("tiny_latent_moe")))
+
+
+def test_second_backend_of_cpu_tensors_is_refused_and_no_wish_takes_the_first() -> None:
+    assert operators.define_operators(tiny_latent_moe(), cpu_backend="reference") is tiny_operators()
+    with pytest.raises(LaunchError, match="tiny_latent_moe_front is defined with cpu_backend='reference'"):
+        operators.define_operators(tiny_latent_moe(), cpu_backend="emulator")
+    with pytest.raises(LaunchError, match="cpu_backend is reference or emulator; got 'auto'"):
+        operators.define_operators(tiny_latent_moe(), cpu_backend="auto")
 
 
 class Front:
@@ -292,8 +300,8 @@ def test_kernels_for_cuda_tensors_launch_into_new_outputs_and_into_the_callers(
     )
     monkeypatch.setattr(torch.library, "register_fake", lambda *arguments, **options: None)
     moe, calls = LatentMoe(tiny_registry), PreparedCalls()
-    operators._define_front(library, "front", moe, calls)
-    operators._define_tail(library, "tail", moe, calls)
+    operators._define_front(library, "front", moe, calls, "reference")
+    operators._define_tail(library, "tail", moe, calls, "reference")
 
     def on_gpu(operands: dict[str, Any], *outputs: str) -> tuple[list[Any], dict[str, Any]]:
         placed: dict[str, Any] = {name: FakeTensor(tensor) for name, tensor in operands.items()}
@@ -308,6 +316,11 @@ def test_kernels_for_cuda_tensors_launch_into_new_outputs_and_into_the_callers(
     assert [y.shape, out.shape] == [(64, 512), (64, 512)]
     kernels["tail.out", "CUDA"](*inputs, tp=TP, rank=RANK, **outputs)
     assert len(calls) == len(machine.driver.launches) == 4
+    kernels["tail.out", "CUDA"](*inputs, tp=TP, rank=RANK, overlap=True, **outputs)
+    kernels["tail", "CUDA"](*inputs, tp=TP, rank=RANK, overlap=True)
+    kernels["front", "CUDA"](*on_gpu(front_operands(MODEL, TP, 5), "logits", "latent", "shared_act")[0], overlap=True)
+    programmatic = [runner.launches[0].record.programmatic for runner, _, _ in calls._kept.values()]
+    assert programmatic == [False] * 4 + [True] * 3
 
 
 def test_cold_call_in_a_capture_is_refused_before_the_driver(machine: Machine, tiny_registry: Registry) -> None:

@@ -11,6 +11,7 @@ from models import tiny_model
 from operator_cases import checkpoint, tiny_latent_moe
 
 from cakegen.errors import LaunchError
+from cakegen.runtime import projections
 from cakegen.runtime.projections import CHECKPOINT_NAMES, LatentMoeProjections
 from cakegen.runtime.reference import reference_front, reference_tail
 
@@ -128,6 +129,23 @@ def test_published_model_has_the_published_shapes() -> None:
     assert set(CHECKPOINT_NAMES.values()) == set(dict(made.named_parameters()))
     with pytest.raises(LaunchError, match=r"meta device; call to_empty"):
         made.load_weights(checkpoint(DIMS).items())
+
+
+def test_overlap_reaches_both_operators_and_loading_waits_for_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(projections, "_finish_writes", waited.append)
+    for overlap in (False, True):
+        made = LatentMoeProjections(moe=tiny_latent_moe(), overlap=overlap)
+        made.load_weights(checkpoint(DIMS).items())
+        given: list[bool] = []
+
+        def noted(operator: Any, given: list[bool] = given) -> Any:
+            return lambda *inputs, **options: given.append(options["overlap"]) or operator(*inputs, **options)
+
+        made._front, made._tail = noted(made._front), noted(made._tail)
+        assert torch.equal(made(rows(2), two_partials), layer()(rows(2), two_partials))
+        assert given == [overlap, overlap]
+    assert waited == [torch.device("cpu")]
 
 
 def test_compiled_module_is_one_graph() -> None:

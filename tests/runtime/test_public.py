@@ -61,12 +61,12 @@ def test_import_and_reference_need_neither_optional_packages_nor_a_driver() -> N
 SIGNATURES = {
     "kimi_k3_latent_moe_front": (
         "x gate_weight down_weight shared_gate_up_weight logits latent shared_act",
-        {"backend": "auto", "workspace": None, "arch": None},
+        {"backend": "auto", "workspace": None, "overlap": False, "arch": None},
     ),
     "kimi_k3_latent_moe_tail": (
         "routed norm_weight up_weight shared_act shared_down_weight out",
         {"tp": inspect.Parameter.empty, "rank": inspect.Parameter.empty, "y_workspace": inspect.Parameter.empty}
-        | {"backend": "auto", "workspace": None, "arch": None},
+        | {"backend": "auto", "workspace": None, "overlap": False, "arch": None},
     ),
 }
 
