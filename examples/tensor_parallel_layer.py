@@ -6,9 +6,10 @@ On GPUs (one process a GPU, NCCL):
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
         examples/tensor_parallel_layer.py
 
-On CPUs, with torch in the place of the programs (gloo):
+On CPUs (gloo), with torch in the place of the programs, or with `--emulate` the programs themselves, which take seconds
+for the small model:
 
-    torchrun --nproc-per-node 2 examples/tensor_parallel_layer.py --device cpu --export tiny_latent_moe
+    torchrun --nproc-per-node 2 examples/tensor_parallel_layer.py --device cpu --export tiny_latent_moe --emulate
 
 TP is the number of processes. The experts are the identity; in a model they are routed by the logits, and what reaches
 the tail is their sum over all ranks (or its partials), since the norm is of the whole sum.
@@ -25,6 +26,7 @@ import torch.distributed as dist
 
 from cakegen.model import ModelDims
 from cakegen.runtime import LatentMoe, shared_latent_moe
+from cakegen.runtime.operators import define_operators
 from cakegen.runtime.projections import LatentMoeProjections
 
 TOLERANCE = 2e-2
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--export", default="kimi_k3_latent_moe")
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--emulate", action="store_true", help="on CPUs: the programs' PTX instead of torch")
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda":
@@ -81,6 +84,8 @@ def main() -> None:
     try:
         rank, tp = dist.get_rank(), dist.get_world_size()
         moe = shared_latent_moe(options.export)
+        if options.emulate:
+            define_operators(moe, cpu_backend="emulator")
         weights = random_checkpoint(moe.model.dims, device)
         make = torch.Generator(device).manual_seed(1)
         x = torch.randn(options.tokens, moe.model.dims.hidden, generator=make, device=device).bfloat16()
@@ -90,7 +95,8 @@ def main() -> None:
         torch.testing.assert_close(out, alone, atol=TOLERANCE, rtol=TOLERANCE)
         largest = (out.double() - alone.double()).abs().max().item()
         if rank == 0:
-            print(f"TP {tp}, T = {options.tokens}, {device.type}: equals TP 1; largest difference {largest:.4f}")
+            where = f"{device.type}, emulated" if options.emulate else device.type
+            print(f"TP {tp}, T = {options.tokens}, {where}: equals TP 1; largest difference {largest:.4f}")
     finally:
         dist.destroy_process_group()
 

@@ -179,6 +179,31 @@ def test_second_backend_of_cpu_tensors_is_refused_and_no_wish_takes_the_first() 
         operators.define_operators(tiny_latent_moe(), cpu_backend="auto")
 
 
+def noting_library(kernels: dict[tuple[str, str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What torch's dispatcher would call, by operator and key."""
+    monkeypatch.setattr(torch.library, "register_fake", lambda *arguments, **options: None)
+    return SimpleNamespace(
+        define=lambda schema, tags: None, impl=lambda name, kernel, key: kernels.update({(name, key): kernel})
+    )
+
+
+@pytest.mark.parametrize("backend", operators.CPU_BACKENDS)
+def test_kernels_for_cpu_tensors_ask_for_their_backend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels: dict[tuple[str, str], Any] = {}
+    library = noting_library(kernels, monkeypatch)
+    asked: list[tuple[str, str, bool]] = []
+
+    def note(stage: str) -> Any:
+        return lambda *inputs, **options: asked.append((stage, options["backend"], options["overlap"]))
+
+    moe: Any = SimpleNamespace(model=MODEL, front=note("front"), tail=note("tail"), prepare_front=None)
+    operators._define_front(library, "front", moe, PreparedCalls(), backend)
+    operators._define_tail(library, "tail", moe, PreparedCalls(), backend)
+    kernels["front", "CPU"](*front_case(TP)[0])
+    kernels["tail", "CPU"](*tail_case(TP)[0], tp=TP, rank=RANK, overlap=True)
+    assert asked == [("front", backend, False), ("tail", backend, True)]
+
+
 class Front:
     """A front on fake device memory, run through prepared calls."""
 
@@ -293,12 +318,8 @@ def test_split_call_has_partials_of_its_own_and_is_bound_again_where_they_moved(
 def test_kernels_for_cuda_tensors_launch_into_new_outputs_and_into_the_callers(
     machine: Machine, tiny_registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What torch's dispatcher calls, read from a library that only notes it."""
-    kernels: dict[str, Any] = {}
-    library = SimpleNamespace(
-        define=lambda schema, tags: None, impl=lambda name, kernel, key: kernels.update({(name, key): kernel})
-    )
-    monkeypatch.setattr(torch.library, "register_fake", lambda *arguments, **options: None)
+    kernels: dict[tuple[str, str], Any] = {}
+    library = noting_library(kernels, monkeypatch)
     moe, calls = LatentMoe(tiny_registry), PreparedCalls()
     operators._define_front(library, "front", moe, calls, "reference")
     operators._define_tail(library, "tail", moe, calls, "reference")
