@@ -3,7 +3,7 @@
 A registry (`cake_jit.py`) holds literals only and is parsed, not executed:
 
 `SCHEMA_VERSION`
-    An int; this reader refuses any other than its own.
+    A text; this reader refuses any other than its own, so that no field is ever guessed.
 `EXPORT`
     The export's name, which is also the folder of its sources under `csrc/` with the prefix `cake_`.
 `MODEL`
@@ -20,8 +20,12 @@ A registry (`cake_jit.py`) holds literals only and is parsed, not executed:
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
+import hashlib
 import re
+import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,8 @@ from cakegen.arch import INT32_MAX
 from cakegen.errors import RegistryError
 from cakegen.model import Model, from_literal, to_literal
 
-SCHEMA_VERSION = 1
+SCHEMA = 2
+"""Raised by hand where the same fields mean something else; that fields differ is seen without it."""
 REGISTRY_FILE = "cake_jit.py"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 # CUDA C++ Programming Guide, technical specifications: most threads of a CTA
@@ -123,6 +128,24 @@ class Program:
         return self.sources[1]
 
 
+def schema_version(*records: type) -> str:
+    """`SCHEMA`, and 8 hex digits of every field's place, name and annotation in the records and those within them."""
+    text = "\n".join(line for record in records for line in _fields_of(record, record.__name__))
+    return f"{SCHEMA}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _fields_of(record: type, where: str) -> Iterator[str]:
+    hints = typing.get_type_hints(record)
+    for field in dataclasses.fields(record):
+        yield f"{where}.{field.name}: {field.type}"
+        for kind in (hints[field.name], *typing.get_args(hints[field.name])):
+            if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+                yield from _fields_of(kind, f"{where}.{field.name}")
+
+
+SCHEMA_VERSION = schema_version(Model, Program)
+
+
 @dataclass(frozen=True)
 class Registry:
     """A generated tree: what it was exported from, its programs, and which logical key each serves."""
@@ -201,7 +224,7 @@ def _load(root: Path) -> Registry:
         raise RegistryError(f"{file}: can't be read ({error}); export again") from None
     version = values["SCHEMA_VERSION"]
     if version != SCHEMA_VERSION:
-        raise RegistryError(f"{file}: schema version {version!r}; this cakegen reads {SCHEMA_VERSION}. Export again.")
+        raise RegistryError(f"{file}: schema version {version!r}; this cakegen reads {SCHEMA_VERSION!r}. Export again.")
     try:
         model = from_literal(Model, values["MODEL"])
     except RegistryError as error:

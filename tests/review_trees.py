@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cakegen.model import to_literal
-from cakegen.registry import LaunchRecord
+from cakegen.registry import SCHEMA_VERSION, LaunchRecord
 
 EXPORT = "small"
 PREAMBLE = "cake_small_device_common.cuh"
@@ -104,7 +104,7 @@ def write_small_tree(
     *,
     preamble: str = PREAMBLE_TEXT,
     model: Mapping[str, Any] | None = None,
-    schema: int = 1,
+    schema: str | int = SCHEMA_VERSION,
 ) -> None:
     """Write `folder/small`, in place of what is there."""
     root = folder / EXPORT

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pprint
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from models import tiny_model
 from cakegen import paths
 from cakegen.errors import RegistryError
 from cakegen.model import to_literal
-from cakegen.registry import SCHEMA_VERSION, load_registry
+from cakegen.registry import SCHEMA, SCHEMA_VERSION, load_registry, schema_version
 
-MODULE = {
+MODULE: dict[str, Any] = {
     "role": "tail_norm",
     "sources": ["one_kernel.cu", "one_binding.cu"],
     "headers": ["shared.cuh"],
@@ -74,10 +76,36 @@ def test_registry_is_not_executed(tmp_path: Path) -> None:
     assert not Path("mark").exists()
 
 
-@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, SCHEMA_VERSION - 1, "1"])
+@pytest.mark.parametrize("version", [1, 2, "2", f"{SCHEMA + 1}{SCHEMA_VERSION[1:]}", SCHEMA_VERSION[:-1]])
 def test_unknown_schema_version_is_refused_before_the_rest_is_read(tmp_path: Path, version: object) -> None:
     values = dict.fromkeys(registry_values()) | {"SCHEMA_VERSION": version}
     with pytest.raises(RegistryError, match=rf"cake_jit\.py: schema version {version!r}; this cakegen reads"):
+        load_registry(write_registry(tmp_path, values))
+
+
+def test_schema_version_tells_every_field_of_a_record_and_of_those_within() -> None:
+    def version(*fields: tuple[str, Any], **inner: Any) -> str:
+        within = dataclasses.make_dataclass("Within", [("a", int), *inner.items()])
+        return schema_version(dataclasses.make_dataclass("Whole", [("held", within), *fields]))
+
+    whole = ("overlap", bool), ("sizes", tuple[int, int])
+    assert version(*whole) == version(*whole)
+    others = [
+        version(whole[0]),
+        version(*reversed(whole)),
+        version(whole[0], ("sizes", tuple[int, ...])),
+        version(("overlaps", bool), whole[1]),
+        version(*whole, more=int),
+    ]
+    assert len({version(*whole), *others}) == 1 + len(others)
+    assert re.fullmatch(rf"{SCHEMA}-[0-9a-f]{{8}}", SCHEMA_VERSION)
+
+
+def test_tree_of_before_a_launch_could_overlap_is_refused_by_its_version(tmp_path: Path) -> None:
+    """Not as damaged: nothing is wrong with it but its age."""
+    launch = {name: value for name, value in MODULE["launch"].items() if name != "overlap"}
+    values = registry_values() | {"SCHEMA_VERSION": 1, "MODULES": {"one": {**MODULE, "launch": launch}}}
+    with pytest.raises(RegistryError, match=rf"schema version 1; this cakegen reads '{SCHEMA_VERSION}'. Export again."):
         load_registry(write_registry(tmp_path, values))
 
 

@@ -22,7 +22,7 @@ from cakegen.compile import request_for
 from cakegen.errors import CakeError, PlanError
 from cakegen.model import DeviceFacts, Model, from_literal, to_literal
 from cakegen.plan import plan_route
-from cakegen.registry import load_registry, parse_literals
+from cakegen.registry import SCHEMA_VERSION, load_registry, parse_literals
 from cakegen.review import compare_trees, render_html, render_markdown, render_text
 from cakegen.review.report import Review
 from cakegen.review.trees import read_trees
@@ -73,7 +73,7 @@ def tree_texts(folder: Path, values: Any) -> Path:
 
 
 WHOLE = {
-    "SCHEMA_VERSION": 1,
+    "SCHEMA_VERSION": SCHEMA_VERSION,
     "EXPORT": "small",
     "MODEL": to_literal(tiny_model()),
     "MODULES": {program.name: program.record() for program in small_programs()},
