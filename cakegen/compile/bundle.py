@@ -1,29 +1,37 @@
 """Cubins made ahead of time, in a folder that is shipped: a machine that launches them needs no compiler.
 
-Layout: `bundle.json`, and `<identity>.cubin` for each program. The identity is the digest of everything that the
-program was compiled from, so a bundle of other sources, flags or constants is refused. Imports this package.
+Layout: `bundle.json`, and `program-<sha256 of the file>.cubin` for each program. The manifest lists them by identity,
+the digest of everything that a program was compiled from, so a bundle of other sources, flags or constants is refused.
+
+The manifest makes the bundle: it is replaced in one step, after the files that it names are there and before those that
+only the old one named go. At any moment the folder is the old bundle or the new one. Imports this package.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cakegen.compile.entry import program_of, write_entry
+from cakegen.compile.entry import entry_bytes, program_of, replace_file
 from cakegen.compile.program import CompiledProgram, CompileRequest
 from cakegen.errors import CompileError
 
 BUNDLE_VARIABLE = "CAKEGEN_BUNDLE"
 MANIFEST_FILE = "bundle.json"
-BUNDLE_SCHEMA = 1
+BUNDLE_SCHEMA = 2
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# what a writer makes, what it leaves where it is killed, and what it made at schema 1
+_OWN_NAME = re.compile(r"(?:bundle|program-[0-9a-f]{64})\.(?:[0-9a-f]{32}\.partial|json|cubin)|[0-9a-f]{64}\.cubin")
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,11 @@ class BundledProgram:
     keys: tuple[str, ...]
     sha256: str
     size_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """Its file in the bundle's folder."""
+        return f"program-{self.sha256}.cubin"
 
 
 @dataclass(frozen=True)
@@ -66,14 +79,16 @@ class Bundle:
         CompileError
             The bundle does not hold it, holds another version of it, or its file is damaged.
         """
-        identity = request_identity(request)
-        line = self.programs.get(identity)
+        line = self.programs.get(request_identity(request))
         if line is None:
             raise CompileError(self._why_missing(request))
-        file = self.folder / _file_name(identity)
+        file = self.folder / line.file_name
         try:
             found = hashlib.sha256(file.read_bytes()).hexdigest()
         except OSError as error:
+            latest = open_bundle(self.folder)
+            if latest.programs != self.programs:  # made again since it was opened
+                return latest.program(request)
             raise CompileError(f"{file}: {error.strerror}; make the bundle again with `cakegen bundle`") from None
         compiled = program_of(file, request) if found == line.sha256 else None
         if compiled is None:
@@ -120,26 +135,69 @@ def write_bundle(
     CompileError
         The folder holds something that is no bundle, or can't be written.
     """
-    # the folder itself, not a link to it, nor a name like `.` that no other stands beside
     folder = folder.resolve()
-    if folder.exists() and not (folder / MANIFEST_FILE).is_file() and any(folder.iterdir()):
-        raise CompileError(f"{folder}: holds something that is no bundle; name another folder with --out")
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    made = not folder.exists()
     try:
-        beside.mkdir(parents=True)
-        lines = {}
-        for request, compiled, keys in programs:
-            identity = request_identity(request)
-            file = beside / _file_name(identity)
-            write_entry(file, compiled)
-            digest, size_bytes = hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_size
-            lines[identity] = BundledProgram(request.name, request.arch, tuple(keys), digest, size_bytes)
-        (beside / MANIFEST_FILE).write_text(_manifest(export, [compiled for _, compiled, _ in programs], lines))
-        _put_in_place(beside, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _written_alone(folder):
+            _refuse_strangers(folder)
+            try:
+                _fill(folder, export, programs)
+            finally:
+                _remove_unlisted(folder)
     except OSError as error:
         raise CompileError(f"{folder}: can't write the bundle ({error.strerror}: {error.filename})") from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if made and not (folder / MANIFEST_FILE).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """A folder without a manifest may hold what a killed writer has left, and nothing else."""
+    names = sorted(path.name for path in folder.iterdir())
+    own = [name for name in names if name.startswith(("program-", "bundle.")) and _OWN_NAME.fullmatch(name)]
+    if MANIFEST_FILE not in names and own != names:
+        strange = next(name for name in names if name not in own)
+        raise CompileError(f"{folder}: holds something that is no bundle ({strange}); name another folder with --out")
+
+
+def _fill(folder: Path, export: str, programs: Sequence[tuple[CompileRequest, CompiledProgram, Sequence[str]]]) -> None:
+    lines = {}
+    for request, compiled, keys in programs:
+        content = entry_bytes(compiled)
+        digest = hashlib.sha256(content).hexdigest()
+        line = BundledProgram(request.name, request.arch, tuple(keys), digest, len(content))
+        replace_file(folder / line.file_name, content)
+        lines[request_identity(request)] = line
+    text = _manifest(export, [compiled for _, compiled, _ in programs], lines)
+    replace_file(folder / MANIFEST_FILE, text.encode())
+
+
+@contextlib.contextmanager
+def _written_alone(folder: Path) -> Iterator[None]:
+    """One writer at a time, where the file system has locks for folders."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_unlisted(folder: Path) -> None:
+    """Files of the older bundle, or of one that could not be finished; none where the manifest can't be read."""
+    listed = {MANIFEST_FILE}
+    if (folder / MANIFEST_FILE).exists():
+        try:
+            listed |= {line.file_name for line in open_bundle(folder).programs.values()}
+        except CompileError:
+            return
+    for path in folder.iterdir():
+        if path.name not in listed and _OWN_NAME.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _manifest(export: str, compiled: Sequence[CompiledProgram], lines: Mapping[str, BundledProgram]) -> str:
@@ -150,19 +208,6 @@ def _manifest(export: str, compiled: Sequence[CompiledProgram], lines: Mapping[s
         "programs": {identity: dataclasses.asdict(line) for identity, line in sorted(lines.items())},
     }
     return json.dumps(values, indent=1) + "\n"
-
-
-def _put_in_place(beside: Path, folder: Path) -> None:
-    """A reader of the old bundle that comes between the two renames finds no manifest, and says so."""
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(beside, folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _file_name(identity: str) -> str:
-    return f"{identity}.cubin"
 
 
 def open_bundle(folder: Path) -> Bundle:
@@ -195,7 +240,9 @@ def open_bundle(folder: Path) -> Bundle:
 def _line(values: dict[str, Any]) -> BundledProgram:
     keys = tuple(str(key) for key in values["keys"])
     words = (str(values["program"]), str(values["arch"]))
-    return BundledProgram(*words, keys, str(values["sha256"]), int(values["size_bytes"]))
+    if _SHA256.fullmatch(values["sha256"]) is None:
+        raise ValueError(f"sha256 must be 64 hex digits, not {values['sha256']!r}")
+    return BundledProgram(*words, keys, values["sha256"], int(values["size_bytes"]))
 
 
 def find_bundle(export: str, named: str | os.PathLike[str] | None = None) -> Bundle | None:

@@ -78,6 +78,11 @@ def write_entry(file: Path, compiled: CompiledProgram) -> None:
     OSError
         It can't be written; nothing is left behind.
     """
+    replace_file(file, entry_bytes(compiled))
+
+
+def entry_bytes(compiled: CompiledProgram) -> bytes:
+    """What a file of a program holds."""
     facts = {
         "name": compiled.name,
         "arch": compiled.arch,
@@ -87,10 +92,21 @@ def write_entry(file: Path, compiled: CompiledProgram) -> None:
         "compile_ms": compiled.report.compile_ms,
     }
     rest = json.dumps(facts, sort_keys=True).encode() + b"\n" + compiled.cubin
+    return _head_of(rest) + b"\n" + rest
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file beside, sync it, and put it in place of the old one.
+
+    Raises
+    ------
+    OSError
+        It can't be written; the old one is as it was.
+    """
     beside = file.with_name(f"{file.stem}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
     try:
         with beside.open("xb") as stream:
-            stream.write(_head_of(rest) + b"\n" + rest)
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(beside, file)

@@ -32,6 +32,10 @@ def nothing_opened() -> None:
     bundle_module._opened.cache_clear()
 
 
+def file_of(request: CompileRequest, folder: Path) -> Path:
+    return folder / open_bundle(folder).programs[request_identity(request)].file_name
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A bundle of two programs."""
@@ -74,7 +78,7 @@ def test_refusal_says_what_the_bundle_holds_and_what_is_needed(
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF", None])
 def test_damaged_file_is_refused_with_both_digests(folder: Path, damage: bytes | None) -> None:
-    file = folder / f"{request_identity(PLAIN_REQUEST)}.cubin"
+    file = file_of(PLAIN_REQUEST, folder)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if damage is None else damage)
     says = json.loads((folder / "bundle.json").read_text())["programs"][request_identity(PLAIN_REQUEST)]["sha256"]
@@ -84,14 +88,14 @@ def test_damaged_file_is_refused_with_both_digests(folder: Path, damage: bytes |
 
 
 def test_file_of_another_program_in_its_place_is_refused(folder: Path) -> None:
-    first, second = (folder / f"{request_identity(request)}.cubin" for request in (PLAIN_REQUEST, OTHER_REQUEST))
+    first, second = (file_of(request, folder) for request in (PLAIN_REQUEST, OTHER_REQUEST))
     first.write_bytes(second.read_bytes())
     with pytest.raises(CompileError, match="damaged or was exchanged"):
         open_bundle(folder).program(PLAIN_REQUEST)
 
 
 def test_missing_file_is_named(folder: Path) -> None:
-    file = folder / f"{request_identity(PLAIN_REQUEST)}.cubin"
+    file = file_of(PLAIN_REQUEST, folder)
     file.unlink()
     with pytest.raises(CompileError, match=f"{file}: No such file"):
         open_bundle(folder).program(PLAIN_REQUEST)
@@ -101,11 +105,16 @@ def test_missing_file_is_named(folder: Path) -> None:
     ("text", "message"),
     [
         ("", "not a bundle's manifest"),
-        ("[]", "schema None; this cakegen reads 1"),
-        ('{"schema": 2}', "schema 2; this cakegen reads 1"),
-        ('{"schema": 1}', "damaged .KeyError: 'programs'"),
-        ('{"schema": 1, "export": "a", "compiler": "b", "programs": []}', "damaged .AttributeError"),
-        ('{"schema": 1, "export": "a", "compiler": "b", "programs": {"x": {}}}', "damaged .KeyError: 'keys'"),
+        ("[]", "schema None; this cakegen reads 2"),
+        ('{"schema": 1}', "schema 1; this cakegen reads 2"),
+        ('{"schema": 2}', "damaged .KeyError: 'programs'"),
+        ('{"schema": 2, "export": "a", "compiler": "b", "programs": []}', "damaged .AttributeError"),
+        ('{"schema": 2, "export": "a", "compiler": "b", "programs": {"x": {}}}', "damaged .KeyError: 'keys'"),
+        (
+            '{"schema": 2, "export": "a", "compiler": "b", "programs": {"x": {"keys": [], "program": "p", "arch": "a", '
+            '"sha256": "../notes"}}}',
+            r"damaged .ValueError: sha256 must be 64 hex digits, not '\.\./notes'",
+        ),
         ("[" * 100_000, "not a bundle's manifest"),
     ],
 )

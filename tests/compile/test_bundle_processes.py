@@ -1,0 +1,150 @@
+"""A bundle that is made again: while others read it, by two at once, and by a process that is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compile_sources import PLAIN_REQUEST
+
+from cakegen.compile import CompiledProgram, CompileRequest, cached_cubin
+from cakegen.compile.bundle import open_bundle, write_bundle
+from cakegen.errors import CompileError
+
+CONTEXT = multiprocessing.get_context("fork")
+VERSIONS = 7
+
+
+@pytest.fixture
+def whole() -> CompiledProgram:
+    return cached_cubin(PLAIN_REQUEST)
+
+
+def request_of(version: int, program: int) -> CompileRequest:
+    return replace(PLAIN_REQUEST, name=f"plain{version}", constants=(("PROGRAM", program),))
+
+
+def write_version(folder: Path, version: int, whole: CompiledProgram) -> None:
+    """A bundle of three programs that no other version holds; the cubin in them is one and the same."""
+    made = [(request_of(version, program), replace(whole, log=f"{version} {program}"), ["a"]) for program in range(3)]
+    write_bundle(folder, "small", made)
+
+
+def version_of(folder: Path) -> int:
+    """Which version a folder holds; all of it is read."""
+    bundle = open_bundle(folder)
+    held = {line.program for line in bundle.programs.values()}
+    (version,) = (each for each in range(VERSIONS) if request_of(each, 0).name in held)
+    logs = [bundle.program(request_of(version, program)).log for program in range(3)]
+    assert logs == [f"{version} {program}" for program in range(3)]
+    return version
+
+
+def _write_until_killed(folder: Path, whole: CompiledProgram, started: Any) -> None:
+    for version in range(10**6):
+        write_version(folder, version % VERSIONS, whole)
+        started.set()
+
+
+def test_kill_at_any_moment_leaves_the_old_bundle_or_the_new_one(whole: CompiledProgram, tmp_path: Path) -> None:
+    folder, halves = tmp_path / "bundle", 0
+    for turn in range(25):
+        started = CONTEXT.Event()
+        process = CONTEXT.Process(target=_write_until_killed, args=(folder, whole, started))
+        process.start()
+        assert started.wait(30)
+        time.sleep(random.Random(turn).uniform(0, 0.02))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(30)
+        assert process.exitcode == -signal.SIGKILL
+        assert version_of(folder) in range(VERSIONS)
+        halves += len(list(folder.iterdir())) != 4
+    assert halves, "no kill fell into a write; the test would prove nothing"
+    write_version(folder, 0, whole)
+    assert len(list(folder.iterdir())) == 4, "what killed writers left is gone"
+
+
+def test_reader_finds_a_bundle_at_any_moment_while_two_write(whole: CompiledProgram, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    write_version(folder, 0, whole)
+    writers = [CONTEXT.Process(target=_write_until_killed, args=(folder, whole, CONTEXT.Event())) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        end = time.monotonic() + 2
+        found = set()
+        while time.monotonic() < end:
+            found.add(next(iter(open_bundle(folder).programs.values())).sha256)
+        assert len(found) > 3, "the bundle was not made again meanwhile; the test would prove nothing"
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.join(30)
+
+
+def test_bundle_that_is_open_while_it_is_made_again_gives_the_new_files(whole: CompiledProgram, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    write_bundle(folder, "small", [(PLAIN_REQUEST, replace(whole, log="old"), ["a"])])
+    opened = open_bundle(folder)
+    write_bundle(folder, "small", [(PLAIN_REQUEST, replace(whole, log="new"), ["a"])])
+    assert opened.program(PLAIN_REQUEST).log == "new"
+    write_version(folder, 0, whole)
+    with pytest.raises(CompileError, match="holds 3 programs for sm_90a, and not plain. Make it again"):
+        opened.program(PLAIN_REQUEST)
+
+
+def test_what_a_killed_writer_left_of_a_first_bundle_is_taken_over(whole: CompiledProgram, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    for name in (f"program-{'0' * 64}.cubin", f"program-{'1' * 64}.{'2' * 32}.partial", f"bundle.{'3' * 32}.partial"):
+        (folder / name).write_bytes(b"half")
+    write_version(folder, 0, whole)
+    assert version_of(folder) == 0
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("name", ["notes", f"{'0' * 64}.cubin"])
+def test_folder_of_somebody_elses_files_is_refused_and_left_alone(
+    name: str, whole: CompiledProgram, tmp_path: Path
+) -> None:
+    """The second is how the compile cache names its entries."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).write_bytes(b"mine")
+    with pytest.raises(CompileError, match=rf"holds something that is no bundle \({name}\)"):
+        write_version(folder, 0, whole)
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_bundle_of_the_first_schema_is_refused_and_replaced_without_a_trace(
+    whole: CompiledProgram, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "bundle.json").write_text('{"schema": 1, "export": "small", "programs": {}}')
+    (folder / f"{'0' * 64}.cubin").write_bytes(b"old")
+    with pytest.raises(CompileError, match=r"schema 1; this cakegen reads 2\. Make the bundle again"):
+        open_bundle(folder)
+    write_version(folder, 0, whole)
+    assert version_of(folder) == 0
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_first_bundle_that_can_not_be_finished_leaves_no_folder(
+    whole: CompiledProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CompileError, match="No space left on device"):
+        write_version(tmp_path / "new", 0, whole)
+    assert not (tmp_path / "new").exists()
