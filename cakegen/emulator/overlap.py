@@ -31,7 +31,7 @@ class Overlap:
     """The accounts of launches that have started and not completed."""
 
     def __init__(self) -> None:
-        self._marks: dict[int, Marks] = {}
+        self._marks: dict[Buffer, Marks] = {}
         self._slots: list[LaunchAccesses | None] = [None] * MOST_OVERLAPPING
 
     def open(self, name: str) -> LaunchAccesses:
@@ -56,10 +56,9 @@ class Overlap:
 
     def marks(self, buffer: Buffer) -> Marks:
         """One mark a byte of an allocation."""
-        key = id(buffer)
-        if key not in self._marks:
-            self._marks[key] = np.zeros(buffer.num_bytes, np.uint8)
-        return self._marks[key]
+        if buffer not in self._marks:
+            self._marks[buffer] = np.zeros(buffer.num_bytes, np.uint8)
+        return self._marks[buffer]
 
 
 class LaunchAccesses:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cakegen.emulator.barriers import CountedBarrier, MBarrier
 from cakegen.emulator.copies import Landing, Pending
 from cakegen.emulator.machine import Machine
 from cakegen.emulator.memory import OFFSET_MASK
@@ -28,6 +29,7 @@ from cakegen.emulator.wgmma import Product, WgmmaUnit
 # Steps of a copy before its first byte, bytes that land in one step, steps of an arrival at another CTA, and of each 8
 # columns of a matrix product.
 COPY_STEPS, BYTES_A_STEP, ARRIVAL_STEPS, PRODUCT_STEPS = 200, 64, 40, 1
+Barrier = MBarrier | CountedBarrier
 RUN, WAIT, COPY, PRODUCT = "run", "wait", "copy", "product"
 
 
@@ -134,14 +136,15 @@ class TracedMachine(Machine):
         self._running: dict[int, Span] = {}
         self._mark = 0
         self._acting: Warp | None = None
-        self._issued: dict[int, tuple[float, Track]] = {}
+        self._issued: dict[Pending, tuple[float, Track]] = {}
         self._unit_free: dict[Track, float] = {}
         self._products: dict[int, list[float]] = {}
-        # by identity: state of a barrier when last seen, the last to touch its phase, what completed the last one
-        self._states: dict[int, tuple[int, ...]] = {}
-        self._latest: dict[int, Cause] = {}
-        self._completed: dict[int, Cause] = {}
-        self._arrived: dict[int, list[Warp]] = {}
+        # of a barrier, which is kept, so that no later one passes for it: its state when last seen, the last to touch
+        # its phase, what completed the last one, who has come
+        self._states: dict[Barrier, tuple[int, ...]] = {}
+        self._latest: dict[Barrier, Cause] = {}
+        self._completed: dict[Barrier, Cause] = {}
+        self._arrived: dict[Barrier, list[Warp]] = {}
         self._words: dict[int, Cause] = {}
 
     # ---- clocks ----
@@ -210,11 +213,11 @@ class TracedMachine(Machine):
             offset = int(read_address(strand, instruction.operands[1], "u4")[active][0]) & OFFSET_MASK
             parity = int(read_lanes(strand, instruction.operands[2], "u4")[active][0])
             barrier = cta.shared.barriers.get(offset)
-            if barrier is None or not barrier.has_completed(parity) or id(barrier) not in self._completed:
+            if barrier is None or not barrier.has_completed(parity) or barrier not in self._completed:
                 return None
-            return self._completed[id(barrier)], f"waits for {barrier.name}"
-        if parts[:3] == ("barrier", "cluster", "wait") and id(cta.cluster.barrier) in self._completed:
-            return self._completed[id(cta.cluster.barrier)], "waits for the cluster"
+            return self._completed[barrier], f"waits for {barrier.name}"
+        if parts[:3] == ("barrier", "cluster", "wait") and cta.cluster.barrier in self._completed:
+            return self._completed[cta.cluster.barrier], "waits for the cluster"
         if root == "ld" and "global" in parts:
             word = int(read_address(strand, instruction.operands[1], "u8")[active][0]) & ~7
             cause = self._words.get(word)
@@ -229,24 +232,24 @@ class TracedMachine(Machine):
             counted = cta.cluster.barrier
             self._note(cta, counted, (counted.generation, counted.arrived), cause)
 
-    def _note(self, cta: Cta, barrier: Any, state: tuple[int, ...], cause: Cause) -> None:
-        key, before = id(barrier), self._states.get(id(barrier))
+    def _note(self, cta: Cta, barrier: Barrier, state: tuple[int, ...], cause: Cause) -> None:
+        before = self._states.get(barrier)
         if before == state:
             return
-        self._states[key] = state
-        latest = self._latest.get(key)
+        self._states[barrier] = state
+        latest = self._latest.get(barrier)
         if latest is None or cause.time >= latest.time:
-            self._latest[key] = latest = cause
+            self._latest[barrier] = latest = cause
         if before is not None and state[0] != before[0]:
-            self._completed[key] = latest
-            del self._latest[key]
+            self._completed[barrier] = latest
+            del self._latest[barrier]
             self.trace.phases.append(Phase(cta.index, barrier.name, state[0], latest.time))
 
     def _note_barrier(self, warp: Warp, strand: Strand, instruction: Instruction) -> None:
         """`bar.sync`: the last one to come lets all go on."""
         number = int(read_lanes(strand, instruction.operands[0], "u4")[strand.mask][0])
         barrier = warp.cta.named[number]
-        members = self._arrived.setdefault(id(barrier), [])
+        members = self._arrived.setdefault(barrier, [])
         members.append(warp)
         if barrier.arrived:
             return
@@ -277,7 +280,7 @@ class TracedMachine(Machine):
         if isinstance(operation, CommitArrival):
             track = self._tensor_track(warp.cta)
             begin = max(begin, self._unit_free.get(track, 0.0))
-        self._issued[id(operation)] = begin, track
+        self._issued[operation] = begin, track
         super().issue(operation)
 
     def _tensor_track(self, cta: Cta) -> Track:
@@ -294,7 +297,7 @@ class TracedMachine(Machine):
 
     def land(self, operation: Pending) -> None:
         """Give it its time, and its span where it is a copy."""
-        begin, issuer = self._issued.pop(id(operation), (0.0, Track(0, 0, "")))
+        begin, issuer = self._issued.pop(operation, (0.0, Track(0, 0, "")))
         cta: Cta | None = getattr(operation, "cta", None)
         what = getattr(operation, "what", "an arrival")
         track, end = issuer, begin + ARRIVAL_STEPS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click.testing
@@ -12,9 +13,10 @@ import pytest
 
 from cakegen.cli.main import main
 from cakegen.emulator import Options, cases
+from cakegen.emulator.barriers import MBarrier
 from cakegen.emulator.cases import Case, CaseReport, emulate_case
 from cakegen.emulator.timeline import write_timeline
-from cakegen.emulator.trace import COPY, PRODUCT, RUN, WAIT, LaunchTrace, Span, Trace, Track
+from cakegen.emulator.trace import COPY, PRODUCT, RUN, WAIT, Cause, LaunchTrace, Span, Trace, Track
 from cakegen.emulator.trace_json import laned, role_of, write_trace
 from cakegen.errors import CompileError, EmulationError
 from cakegen.registry import Registry
@@ -120,6 +122,26 @@ def test_tensor_core_of_blackwell_has_a_track(registry: Registry) -> None:
         assert wait.cause is not None
         assert wait.cause.track.name == "tensor core"
         assert wait.end >= max(span.end for span in products if span.track == wait.cause.track)
+
+
+def test_barrier_in_the_place_of_a_gone_one_has_a_past_of_its_own(registry: Registry) -> None:
+    """An mbarrier may be invalidated and its words be another's; Python hands its identity out again as well."""
+    trace = Trace()
+    machines: list[Any] = []
+
+    def machine(*arguments: Any, **options: Any) -> Any:
+        machines.append(trace.machine(*arguments, **options))
+        return machines[-1]
+
+    emulate_case(registry, Case("tail", 8, 1), Options("random", 0, "wide", machine=machine))
+    traced, cause = machines[0], Cause(1.0, Track(0, 0, "warp 0"), "warp 0")
+    cta, before = SimpleNamespace(index=0), len(trace.launches[0].phases)
+    for number in range(1, 21):
+        barrier = MBarrier("again", 1)
+        traced._note(cta, barrier, (0, 1, 0), cause)
+        traced._note(cta, barrier, (1, 1, 0), cause)
+        del barrier
+        assert len(trace.launches[0].phases) == before + number
 
 
 def test_lanes_keep_overlapping_spans_apart() -> None:
