@@ -172,11 +172,8 @@ def _words(key: str) -> list[str]:
 def text_of(tree: Tree, key: str, part: str) -> str:
     """A key's kernel or binding without its seal and its program's name; empty where the tree does not hold it."""
     name = tree.kernels[key]
-    sources = tree.record(key).get("sources", ())
-    position = ("kernel", "binding").index(part)
-    text = tree.texts.get(str(sources[position]), "") if position < len(sources) else ""
     digest = name.rpartition("_")[2]
-    text = _SEAL.sub("", text).replace(name, "<program>")
+    text = _SEAL.sub("", tree.source(key, part)).replace(name, "<program>")
     if re.fullmatch(rf"[0-9a-f]{{{_DIGEST_DIGITS}}}", digest):
         text = text.replace(f"0x{digest[:8]}", "<program id>")
     return text

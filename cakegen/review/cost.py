@@ -140,7 +140,7 @@ def _request(tree: Tree | None, key: str, arch: str) -> CompileRequest | None:
     return CompileRequest(
         name=name,
         arch=arch,
-        source=tree.texts.get(record["sources"][0], ""),
+        source=tree.source(key, "kernel"),
         headers=tuple((header, tree.texts.get(header, "")) for header in record["headers"]),
         flags=tuple(record["flags"]),
         constants=tuple(sorted(tree.specializations.get(key, {}).items())),

@@ -45,6 +45,14 @@ class Tree:
         """The registry's record of the program behind a key."""
         return self.modules[self.kernels[key]]
 
+    def source(self, key: str, part: str) -> str:
+        """Text of the `kernel` or `binding` half of a key's program, by the ending of its file's name; empty if none.
+
+        By the name and not the place in the record's list: an old registry may list one half only.
+        """
+        names = (str(name) for name in self.record(key).get("sources", ()))
+        return next((self.texts.get(name, "") for name in names if name.endswith(f"_{part}.cu")), "")
+
 
 @dataclass(frozen=True)
 class Revision:

@@ -50,6 +50,23 @@ def test_more_code_is_counted(trees: Path) -> None:
     assert before.registers > 0
 
 
+@pytest.mark.parametrize("order", [(1, 0), (0,), ()], ids=["binding first", "kernel alone", "none"])
+def test_kernel_is_found_by_its_name_wherever_a_registry_lists_it(trees: Path, order: tuple[int, ...]) -> None:
+    write_small_tree(trees, [FIRST])
+    whole = read_trees(trees)[EXPORT]
+    (name,) = whole.modules
+    sources = [whole.modules[name]["sources"][at] for at in order]
+    listed = replace(whole, modules={name: {**whole.modules[name], "sources": sources}})
+    changes = measure_costs(compare_trees(listed, whole), listed, whole)
+    if order:
+        assert changes == []
+        return
+    (change,) = changes
+    assert change.before is None
+    assert "before: " in change.failure
+    assert change.after is not None
+
+
 def test_changed_launch_without_changed_code_is_shown(trees: Path) -> None:
     (change,) = costs(trees, [FIRST], [replace(FIRST, smem_bytes=8192)])
     assert change.same_code
