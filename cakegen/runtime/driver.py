@@ -141,18 +141,31 @@ def _context_reader() -> Any:
 
 
 def is_idle(stream: int) -> bool:
-    """Whether all work of a stream is complete; a stream that was destroyed, or is being captured, counts as busy."""
-    module = bindings()
+    """Whether all work of a stream is complete, after a wait for the current context if the stream was destroyed.
+
+    One that is being captured counts as busy.
+    """
+    results = bindings().CUresult
     # in the mode that threads start with, another thread's capture may forbid the question, or be ended by it
     with relaxed_capture():
-        (result,) = module.cuStreamQuery(stream)
-    return bool(result == module.CUresult.CUDA_SUCCESS)
+        (result,) = bindings().cuStreamQuery(stream)
+    if result == results.CUDA_ERROR_NOT_READY or result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):
+        return False
+    if result != results.CUDA_SUCCESS:
+        _wait_for_destroyed(stream)
+    return True
+
+
+def _wait_for_destroyed(stream: int) -> None:
+    """Its work may still run, and no handle names it any more: the host waits for all that the context holds."""
+    call("cuCtxSynchronize", what=f"stream {stream:#x}, which was destroyed behind work that others wait for")
 
 
 def order_streams(ahead: int, behind: int) -> None:
     """Make a stream wait, on the device, for all that another stream holds now; the host waits for nothing.
 
-    A stream that is being captured is left out: an event of it would draw the other into the capture.
+    A stream that is being captured is left out: an event of it would draw the other into the capture. For one that was
+    destroyed the host waits after all, for the whole context.
 
     Parameters
     ----------
@@ -160,7 +173,12 @@ def order_streams(ahead: int, behind: int) -> None:
         Handles of two streams of the current context; the second is not being captured.
     """
     module = bindings()
-    if call("cuStreamIsCapturing", ahead) != module.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+    try:
+        status = call("cuStreamIsCapturing", ahead)
+    except LaunchError:
+        _wait_for_destroyed(ahead)
+        return
+    if status != module.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
         return
     event = call("cuEventCreate", module.CUevent_flags.CU_EVENT_DISABLE_TIMING)
     try:

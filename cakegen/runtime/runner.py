@@ -163,7 +163,7 @@ class ProgramRunner(Runner):
             self._words.captured = True
         try:
             if self._workspace is not None:
-                self._workspace.enter(stream)
+                self._workspace.enter(stream, self._device.context)
             if stream != self._stream:
                 self._move_to(stream)
             for position, launch in enumerate(self._bound.get(stream) or self._bind_stream(stream)):

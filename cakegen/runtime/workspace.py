@@ -63,8 +63,13 @@ class Workspace:
                 self._partials = torch.empty(elems, dtype=torch.float32, device=self.device)
             return self._partials
 
-    def enter(self, stream: int) -> None:
+    def enter(self, stream: int, context: int) -> None:
         """Note a launch on a stream; asks the driver only where the stream is another than last time.
+
+        Parameters
+        ----------
+        stream, context
+            Handles of the stream and of the device's context.
 
         In a capture nothing is checked: which stream replays the graph is the caller's choice, and so is that no other
         uses this workspace meanwhile.
@@ -79,11 +84,15 @@ class Workspace:
                 return
             if driver.is_capturing(self.device.index):
                 return
-            if self._stream is not None and not driver.is_idle(self._stream):
-                raise LaunchError(
-                    f"workspace of {self.device}: stream {self._stream:#x} still uses its fp32 partials, and stream "
-                    f"{stream:#x} would overwrite them. Make a Workspace for each stream, or synchronise between them."
-                )
+            if self._stream is not None:
+                with driver.using_context(context):
+                    idle = driver.is_idle(self._stream)
+                if not idle:
+                    raise LaunchError(
+                        f"workspace of {self.device}: stream {self._stream:#x} still uses its fp32 partials, and "
+                        f"stream {stream:#x} would overwrite them. Make a Workspace for each stream, or synchronise "
+                        "between them."
+                    )
             self._stream = stream
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+from cuda.bindings import driver as real
 from models import tiny_model
 from runtime_fakes import CONTEXTS, Machine
 from runtime_operands import front_operands
 from runtime_prepare import on_gpu, prepare_front, prepare_tail
 
+from cakegen.errors import LaunchError
 from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe, control
 from cakegen.runtime.runner import ProgramRunner
@@ -36,6 +39,28 @@ def test_runner_on_another_stream_waits_for_the_last_one(machine: Machine, tiny_
     assert machine.driver.launches[-1].stream == 0x5EB
     runner()
     assert len(machine.driver.order) == 2
+
+
+def test_runner_whose_last_stream_was_destroyed_waits_for_the_context(
+    machine: Machine, tiny_registry: Registry
+) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.stream = 0x5EB
+    machine.driver.failures["cuStreamIsCapturing"] = real.CUresult.CUDA_ERROR_INVALID_HANDLE
+    calls = len(machine.driver.calls)
+    runner()
+    assert machine.driver.calls[calls:].count("cuCtxSynchronize") == 1
+    assert machine.driver.order == []
+    assert [launch.stream for launch in machine.driver.launches] == [0x5EA, 0x5EB]
+    runner()
+    assert machine.driver.calls[calls:].count("cuCtxSynchronize") == 1
+    # where the context itself is lost, the error is the context's
+    machine.stream = 0x5EC
+    machine.driver.failures["cuCtxSynchronize"] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(LaunchError, match=r"cuCtxSynchronize for stream 0x5eb, which was destroyed .* failed"):
+        runner()
+    assert len(machine.driver.launches) == 3
 
 
 def test_captures_take_no_part_in_the_order_of_streams(machine: Machine, tiny_registry: Registry) -> None:

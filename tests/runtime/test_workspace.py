@@ -6,8 +6,9 @@ import ctypes
 from typing import Any
 
 import pytest
+from cuda.bindings import driver as real
 from models import tiny_model
-from runtime_fakes import FakeTensor, Machine
+from runtime_fakes import CONTEXTS, FakeTensor, Machine
 from runtime_operands import front_operands, tail_operands
 
 from cakegen.errors import LaunchError
@@ -174,9 +175,9 @@ def test_enter_refuses_a_second_busy_stream_and_takes_an_idle_one(machine: Machi
 def test_same_stream_asks_the_driver_nothing(machine: Machine) -> None:
     workspace = Workspace("cuda:0")
     machine.driver.busy = {0xA}
-    workspace.enter(0xA)
+    workspace.enter(0xA, CONTEXTS[0])
     machine.driver.calls.clear()
-    workspace.enter(0xA)
+    workspace.enter(0xA, CONTEXTS[0])
     assert machine.driver.calls == []
 
 
@@ -192,24 +193,41 @@ def test_workspace_of_a_call_allocates_in_a_capture_too(machine: Machine) -> Non
 def test_capture_is_not_checked_and_leaves_the_stream_as_it_was(machine: Machine) -> None:
     workspace = Workspace("cuda:0")
     machine.driver.busy = {0xA}
-    workspace.enter(0xA)
+    workspace.enter(0xA, CONTEXTS[0])
     machine.capturing = True
     machine.driver.calls.clear()
-    workspace.enter(0xC)
+    workspace.enter(0xC, CONTEXTS[0])
     assert machine.driver.calls == []
     machine.capturing = False
-    workspace.enter(0xA)
+    workspace.enter(0xA, CONTEXTS[0])
     with pytest.raises(LaunchError, match="stream 0xa still uses"):
-        workspace.enter(0xC)
+        workspace.enter(0xC, CONTEXTS[0])
 
 
 def test_idle_stream_is_recognised_while_another_thread_captures(machine: Machine) -> None:
     workspace = Workspace("cuda:0")
-    workspace.enter(0xA)
+    workspace.enter(0xA, CONTEXTS[0])
     machine.driver.captured_elsewhere = True
     mode = machine.driver.capture_mode
-    workspace.enter(0xB)
+    workspace.enter(0xB, CONTEXTS[0])
     assert machine.driver.capture_mode == mode
+
+
+@pytest.mark.parametrize(
+    "result", [real.CUresult.CUDA_ERROR_INVALID_HANDLE, real.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED]
+)
+def test_workspace_of_a_destroyed_stream_is_free_once_the_context_has_been_waited_for(
+    machine: Machine, result: real.CUresult
+) -> None:
+    workspace = Workspace("cuda:0")
+    workspace.enter(0xA, CONTEXTS[0])
+    machine.driver.set_context(0)
+    machine.driver.failures["cuStreamQuery"] = result
+    workspace.enter(0xB, CONTEXTS[0])
+    assert machine.driver.calls[-1] == "cuCtxSynchronize"
+    machine.driver.failures["cuCtxSynchronize"] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(LaunchError, match=r"stream 0xb, which was destroyed .* failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        workspace.enter(0xC, CONTEXTS[0])
 
 
 def test_two_runners_of_one_workspace_on_two_streams_are_refused(machine: Machine, tiny_registry: Registry) -> None:
