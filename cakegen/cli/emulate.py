@@ -91,7 +91,8 @@ def emulate_command(
 ) -> None:
     """Run the programs of a request, or one that launches KEY, under a hostile schedule, without a GPU.
 
-    Prints the differences from the fp64 reference; a fault of a program is an error with its place.
+    Prints the differences from the fp64 reference, and a digest of each output's bits: the same before and after a
+    change that left the values alone. A fault of a program is an error with its place.
 
     With --ptx or --cuda, and --launch: anybody's kernels. The exit status is then 0 for a clean run, 1 for a fault, 2
     for wrong input, 3 for something that is not modelled, 4 for values other than the expected ones.
@@ -157,12 +158,20 @@ def _run_schedules(
     from cakegen.errors import EmulationError
 
     _announce(registry, case)
-    failures = []
+    failures: list[str] = []
+    digests: dict[str, tuple[str, str]] = {}
     for options in schedules:
         name = f"seed {options.seed}" if options.schedule == "random" else options.schedule
         with _tracing(registry, *traces) as machine:
-            problems = run_case(registry, case, replace(options, **machine), name)
-        failures += [f"{name}: {problem}" for problem in problems]
+            report = run_case(registry, case, replace(options, **machine), name)
+        failures += [f"{name}: {problem}" for problem in report.problems]
+        for output, digest in report.digests.items():
+            first, name_of_first = digests.setdefault(output, (digest, name))
+            if digest != first:
+                failures.append(
+                    f"{name}: {output} has other bits than with {name_of_first}; no schedule may change any"
+                )
+    click.echo(f"  bits: {', '.join(f'{output} {digest}' for output, (digest, _) in digests.items())}")
     if failures:
         raise EmulationError("; ".join(failures))
 
@@ -209,8 +218,8 @@ def _announce(registry: Registry, case: Case) -> None:
         click.echo(f"  {launch.key}  [{grid} CTAs]")
 
 
-def run_case(registry: Registry, case: Case, options: Options, name: str) -> tuple[str, ...]:
-    """Emulate one case with a progress bar, print what it gave, and return what is wrong with it.
+def run_case(registry: Registry, case: Case, options: Options, name: str) -> CaseReport:
+    """Emulate one case with a progress bar, and print what it gave.
 
     Raises
     ------
@@ -222,7 +231,7 @@ def run_case(registry: Registry, case: Case, options: Options, name: str) -> tup
     with progress_bar(name) as advance:
         report = emulate_case(registry, case, options, on_progress=advance)
     click.echo(f"  {name}: {_summary(report)}")
-    return report.problems
+    return report
 
 
 def _summary(report: CaseReport) -> str:

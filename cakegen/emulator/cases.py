@@ -6,6 +6,7 @@ What `cakegen emulate` and the tests run.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,14 @@ class CaseReport:
     errors: dict[str, float]
     problems: tuple[str, ...]
     outputs: dict[str, torch.Tensor]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Output -> 8 hex digits of the sha256 over its bits: equal for two trees where a change left the values."""
+        return {
+            name: hashlib.sha256(value.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:8]
+            for name, value in self.outputs.items()
+        }
 
 
 def find_case(registry: Registry, key: str, arch: str = ARCH) -> Case:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import click.testing
 import pytest
+import torch
 
 from cakegen.cli.main import main
 from cakegen.emulator import Fault
@@ -22,8 +25,9 @@ def test_request_runs_under_every_seed_and_is_compared() -> None:
     assert result.exit_code == 0, result.output
     assert "tiny_latent_moe tail: TP 8 rank 5, T = 3, P = 2, planned for 132 SMs of sm_90a" in result.output
     lines = result.output.splitlines()
-    assert [line.split(":")[0] for line in lines[2:]] == ["  seed 0", "  seed 1"]
-    assert all("y bit for bit, out " in line and " warp-instructions in " in line for line in lines[2:])
+    assert [line.split(":")[0] for line in lines[2:]] == ["  seed 0", "  seed 1", "  bits"]
+    assert all("y bit for bit, out " in line and " warp-instructions in " in line for line in lines[2:4])
+    assert re.fullmatch("  bits: y [0-9a-f]{8}, out [0-9a-f]{8}", lines[4])
 
 
 def test_key_finds_its_own_request() -> None:
@@ -61,6 +65,20 @@ def test_incomplete_or_double_request_is_a_usage_error(arguments: tuple[str, ...
 def test_option_that_would_change_nothing_is_a_usage_error(arguments: tuple[str, ...], message: str) -> None:
     result = run(*arguments)
     assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+def test_bits_tell_values_apart_and_may_not_depend_on_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = LaunchReport("decode:x", 100, 0.5, "0123abcd")
+    outs = iter([torch.zeros(3).bfloat16(), torch.zeros(3).bfloat16(), torch.tensor([0, 0, 1e-3]).bfloat16()])
+
+    def emulate(*arguments: object, **options: object) -> CaseReport:
+        return CaseReport((launch,), {"out": 0.0}, (), {"out": next(outs)})
+
+    monkeypatch.setattr("cakegen.emulator.cases.emulate_case", emulate)
+    result = run("--stage", "tail", "--tp", "8", "--tokens", "3", "--seeds", "3")
+    assert result.exit_code == 1
+    assert "  bits: out b0f66adc" in result.output
+    assert "cakegen: seed 2: out has other bits than with seed 0; no schedule may change any" in result.output
 
 
 def test_wrong_output_and_fault_end_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
