@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,8 +42,25 @@ def read_blocks(page: Path) -> list[Block]:
     return blocks
 
 
-def run_blocks(page: Path, folder: Path) -> None:
-    """Run a page in `folder`, with a git identity of its own and the machine's compile cache."""
+def copy_checkout(folder: Path) -> None:
+    """A checkout of what the command line reads of this one, committed, for a page that changes it."""
+    for name in ("cakegen", "exports", "templates", "generated"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    identity = ("-c", "user.name=page", "-c", "user.email=page")
+    for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "as it is")):
+        subprocess.run(
+            ["git", "-C", str(folder), *words], check=True, env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull}
+        )
+
+
+def run_blocks(page: Path, folder: Path, package_root: Path = ROOT) -> None:
+    """Run a page in `folder`, with a git identity of its own and the machine's compile cache.
+
+    Parameters
+    ----------
+    package_root
+        Where the `cakegen` that it runs is.
+    """
     commands = folder / ".bin"
     commands.mkdir()
     command = commands / "cakegen"
@@ -53,7 +71,7 @@ def run_blocks(page: Path, folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environment |= {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(package_root),
         "GIT_CONFIG_GLOBAL": os.devnull,
         **{f"GIT_{who}_{what}": "page" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
     }

@@ -16,7 +16,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 @pytest.mark.slow
 def test_readme_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (example,) = re.findall(r"```python gpu\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     for name in ("prepare_kimi_k3_latent_moe_front", "prepare_kimi_k3_latent_moe_tail"):
         monkeypatch.setattr(runtime, name, functools.partial(getattr(runtime, name), backend="reference"))
     names: dict[str, torch.Tensor] = {}
