@@ -71,6 +71,21 @@ def test_links_of_a_page_lead_to_files(page: Path) -> None:
     assert [link for link in links if link and not (page.parent / link).exists()] == []
 
 
+def test_tests_that_pages_name_are_there() -> None:
+    named = {
+        (name_of(page), *words)
+        for page in PAGES
+        for words in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text("utf-8"))
+    }
+    assert len(named) > 50
+    absent = []
+    for page, file, test in sorted(named):
+        path = ROOT / "tests" / file
+        if not path.is_file() or not re.search(rf"^def {test}\(", path.read_text("utf-8"), re.MULTILINE):
+            absent.append(f"{page}: {file}::{test}")
+    assert absent == []
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if "benchmarks" not in page.parts], ids=name_of)
 def test_lines_of_a_page_fit_120_columns(page: Path) -> None:
     """Tables excepted: a row is a line."""

@@ -56,6 +56,12 @@ def test_template_includes_no_toolkit_header(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", TEMPLATES, ids=name_of)
+def test_no_text_asks_for_its_architecture(file: Path) -> None:
+    """A program is written for its family, and the host asks the device: `__CUDA_ARCH__` is absent on the host."""
+    assert "__CUDA_ARCH" not in file.read_text()
+
+
+@pytest.mark.parametrize("file", TEMPLATES, ids=name_of)
 def test_template_parses_and_is_lf_ascii_without_tabs(file: Path) -> None:
     environment = template_environment(ROOT)
     environment.parse(environment.loader.get_source(environment, name_of(file))[0])  # type: ignore[union-attr]

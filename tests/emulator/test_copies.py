@@ -1,13 +1,15 @@
-"""Which granules of global memory a box reads, for every size of its elements."""
+"""Which granules of global memory a box reads, for every size of its elements; which bulk copies are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cakegen.emulator.copies import GRANULE, TensorView
+from cakegen.emulator.copies import GRANULE, TensorView, bulk_landing
+from cakegen.emulator.faults import Fault
 from cakegen.emulator.memory import Buffer
 from cakegen.runtime.tensor_map import TensorMap
 
@@ -36,3 +38,13 @@ def test_box_reads_the_granules_of_its_bytes(
     ]
     expected = sorted({byte // GRANULE for byte in inside})
     assert sorted(TensorView(record, buffer).granules((column, row)).tolist()) == expected
+
+
+@pytest.mark.parametrize(("source", "num_bytes", "start"), [(0, 8, 0), (8, 16, 0), (0, 16, 8), (0, 0, 0)])
+def test_bulk_copy_of_an_odd_size_is_reported(source: int, num_bytes: int, start: int) -> None:
+    """PTX ISA, cp.async.bulk: the size and both addresses are multiples of 16."""
+    nowhere: Any = None
+    with pytest.raises(
+        Fault, match=rf"cp\.async\.bulk of {num_bytes} bytes, {source:#x} -> {start:#x}: multiples of 16"
+    ):
+        bulk_landing(nowhere, source, num_bytes, nowhere, start, 0, nowhere)

@@ -55,8 +55,8 @@ def tokens(request: pytest.FixtureRequest, cut: int) -> int:
     return 24 if request.param == "decode" else cut
 
 
-def made_layer(device: torch.device) -> LatentMoeProjections:
-    layer = LatentMoeProjections(tp=TP, rank=RANK, moe=tiny_latent_moe(), device=device)
+def made_layer(device: torch.device, *, overlap: bool = False) -> LatentMoeProjections:
+    layer = LatentMoeProjections(tp=TP, rank=RANK, moe=tiny_latent_moe(), device=device, overlap=overlap)
     layer.load_weights(checkpoint(tiny_latent_moe().model.dims).items())
     return layer
 
@@ -126,6 +126,36 @@ def test_compiled_layers_equal_eager_ones(
             value = compiled(x).clone()
             assert torch.equal(value, model(x)), f"step {seed}"
     assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_overlapped_layers_have_the_bits_of_layers_apart(
+    ops: Operators, device: torch.device, tokens: int, captured: bool
+) -> None:
+    """Three layers behind each other, whose launches read their weights early; weights are loaded just before."""
+    apart, overlapped = ([made_layer(device, overlap=overlap) for _ in range(3)] for overlap in (False, True))
+    make = torch.Generator(device).manual_seed(4)
+    x = torch.randn(tokens, 512, generator=make, device=device).bfloat16()
+
+    def run(layers: list[LatentMoeProjections]) -> torch.Tensor:
+        values = x
+        for layer in layers:
+            values = layer(values, two_partials)
+        return values
+
+    with torch.inference_mode():
+        assert torch.equal(run(overlapped), run(apart))
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                out = run(overlapped)
+        for _ in range(5):
+            x.copy_(torch.randn(tokens, 512, generator=make, device=device))
+            if captured:
+                graph.replay()
+            else:
+                out = run(overlapped)
+            assert torch.equal(out, run(apart))
 
 
 def test_captured_layer_replays_for_new_values(ops: Operators, device: torch.device, tokens: int) -> None:
