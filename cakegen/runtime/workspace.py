@@ -66,13 +66,13 @@ class Workspace:
     def enter(self, stream: int, context: int) -> None:
         """Note a launch on a stream; asks the driver only where the stream is another than last time.
 
+        In a capture nothing is checked: which stream replays the graph is the caller's choice, and so is that no other
+        uses this workspace meanwhile.
+
         Parameters
         ----------
         stream, context
             Handles of the stream and of the device's context.
-
-        In a capture nothing is checked: which stream replays the graph is the caller's choice, and so is that no other
-        uses this workspace meanwhile.
 
         Raises
         ------
