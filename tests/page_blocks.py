@@ -43,9 +43,10 @@ def read_blocks(page: Path) -> list[Block]:
 
 
 def copy_checkout(folder: Path) -> None:
-    """A checkout of what the command line reads of this one, committed, for a page that changes it."""
+    """A checkout of what the command line reads of this one, committed, for a page that changes it; the small model."""
+    left_out = shutil.ignore_patterns("__pycache__", "kimi_k3_latent_moe")
     for name in ("cakegen", "exports", "templates", "generated"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, ignore=left_out)
     identity = ("-c", "user.name=page", "-c", "user.email=page")
     for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "as it is")):
         subprocess.run(
@@ -53,13 +54,10 @@ def copy_checkout(folder: Path) -> None:
         )
 
 
-def run_blocks(page: Path, folder: Path, package_root: Path = ROOT) -> None:
-    """Run a page in `folder`, with a git identity of its own and the machine's compile cache.
+def command_environment(folder: Path, package_root: Path = ROOT) -> dict[str, str]:
+    """An environment in which `cakegen` and `python` are those of `package_root`, with a git identity of its own.
 
-    Parameters
-    ----------
-    package_root
-        Where the `cakegen` that it runs is.
+    The commands are put into `folder/.bin`; the compile cache is the machine's.
     """
     commands = folder / ".bin"
     commands.mkdir()
@@ -69,12 +67,23 @@ def run_blocks(page: Path, folder: Path, package_root: Path = ROOT) -> None:
     (commands / "python").symlink_to(sys.executable)
     foreign = ("GIT_", "CAKEGEN_BUNDLE", "CAKEGEN_COMMIT")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    environment |= {
+    return environment | {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(package_root),
         "GIT_CONFIG_GLOBAL": os.devnull,
         **{f"GIT_{who}_{what}": "page" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
     }
+
+
+def run_blocks(page: Path, folder: Path, package_root: Path = ROOT) -> None:
+    """Run a page in `folder`.
+
+    Parameters
+    ----------
+    package_root
+        Where the `cakegen` that it runs is.
+    """
+    environment = command_environment(folder, package_root)
     for block in read_blocks(page):
         program = ["bash", "-euo", "pipefail", "-c"] if block.language == "sh" else [sys.executable, "-c"]
         done = subprocess.run(

@@ -1,0 +1,108 @@
+"""The workflow for users is one: known keys, steps that do one thing, commands that run; and it does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from page_blocks import ROOT, command_environment, copy_checkout
+
+FILE = ROOT / "docs" / "ci" / "review.yml"
+# What GitHub's workflow syntax knows of what this file uses; its reference lists more.
+TOP = {"name", "on", "permissions", "jobs"}
+JOB = {"runs-on", "timeout-minutes", "steps"}
+STEP = {"name", "uses", "with", "run", "env", "if"}
+CONTEXTS = {"github", "vars", "always"}
+COMMANDS = {"cakegen", "cat", "gh", "pip"}
+EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}")
+
+
+@pytest.fixture(scope="module")
+def workflow() -> dict[str, Any]:
+    """The file with every scalar as its text, so that `on` is no truth value."""
+    found: dict[str, Any] = yaml.load(FILE.read_text("utf-8"), Loader=yaml.BaseLoader)
+    return found
+
+
+@pytest.fixture(scope="module")
+def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    (job,) = workflow["jobs"].values()
+    assert set(job) == JOB
+    assert 0 < int(job["timeout-minutes"]) <= 60
+    found: list[dict[str, Any]] = job["steps"]
+    return found
+
+
+def test_workflow_has_the_keys_of_one(workflow: dict[str, Any], steps: list[dict[str, Any]]) -> None:
+    assert set(workflow) == TOP
+    assert set(workflow["on"]) == {"pull_request"}
+    assert workflow["permissions"] == {"contents": "read", "pull-requests": "write"}
+    for step in steps:
+        assert set(step) <= STEP, step
+        assert ("uses" in step) != ("run" in step), step
+        assert "with" not in step or "uses" in step, step
+        assert "uses" not in step or re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]), step
+
+
+def test_expressions_name_what_is_there() -> None:
+    text = FILE.read_text("utf-8")
+    assert text.count("${{") == text.count("}}") == len(EXPRESSION.findall(text)) > 3
+    conditions = re.findall(r"^ +if: (.*)$", text, re.MULTILINE)
+    for expression in [*EXPRESSION.findall(text), *conditions]:
+        words = re.findall(r"(?<![\w.'])[a-z_]+(?=[.(])", expression)
+        assert words, expression
+        assert set(words) <= CONTEXTS, expression
+
+
+def test_scripts_are_bash_of_known_commands(steps: list[dict[str, Any]]) -> None:
+    scripts = [step["run"] for step in steps if "run" in step]
+    assert len(scripts) == 4
+    for script in scripts:
+        subprocess.run(["bash", "-n", "-c", EXPRESSION.sub("x", script)], check=True)
+        lines = [shlex.split(EXPRESSION.sub("x", line))[0] for line in script.splitlines()]
+        assert set(lines) <= COMMANDS, script
+
+
+@pytest.mark.slow
+def test_steps_run_in_a_clone_and_post_what_changed(steps: list[dict[str, Any]], tmp_path: Path) -> None:
+    """All but the installation, in a clone of a checkout whose branch changes a ring; `gh` only notes its arguments."""
+    upstream, clone = tmp_path / "upstream", tmp_path / "clone"
+    copy_checkout(upstream)
+    subprocess.run(["git", "-C", str(upstream), "branch", "--quiet", "--move", "main"], check=True)
+    subprocess.run(["git", "clone", "--quiet", str(upstream), str(clone)], check=True)
+    environment = command_environment(tmp_path, clone) | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    post = tmp_path / ".bin" / "gh"
+    post.write_text(f'#!/bin/sh\necho "$@" >"{tmp_path}/posted"\ncat review.md >>"{tmp_path}/posted"\n')
+    post.chmod(0o755)
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        values = {"github.base_ref": "main", "github.event.number": "7"}
+        text = EXPRESSION.sub(lambda found: values[found[1].strip()], script)
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]  # as a runner starts it
+        return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=240)
+
+    export = clone / "exports" / "tiny_latent_moe" / "export.toml"
+    text = export.read_text()
+    head, mark, rules = text.partition("\n[prefill_sm90]\n")
+    export.write_text(head + mark + re.sub(r"^narrow_stages = .*$", "narrow_stages = 5", rules, flags=re.MULTILINE))
+    assert export.read_text() != text
+    check, review, comment = (step["run"] for step in steps if "run" in step and "pip" not in step["run"])
+    refused = run(check)
+    assert refused.returncode != 0
+    assert "tiny_latent_moe: " in refused.stdout + refused.stderr
+    changed = run("cakegen export tiny_latent_moe && git checkout -q -b change && git add . && git commit -qm change")
+    assert changed.returncode == 0, changed.stderr
+    for script in (check, review, comment):
+        done = run(script)
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    posted = (tmp_path / "posted").read_text()
+    assert posted.startswith("pr comment 7 --edit-last --create-if-none --body-file review.md\n")
+    assert "narrow_stages" in posted
+    assert (tmp_path / "summary.md").read_text() in posted
+    assert os.path.getsize(clone / "review.html") > 10_000
