@@ -89,8 +89,8 @@ def test_steps_run_in_a_clone_and_post_what_changed(steps: list[dict[str, Any]],
 
     export = clone / "exports" / "tiny_latent_moe" / "export.toml"
     text = export.read_text()
-    head, mark, rules = text.partition("\n[prefill_sm90]\n")
-    export.write_text(head + mark + re.sub(r"^narrow_stages = .*$", "narrow_stages = 5", rules, flags=re.MULTILINE))
+    head, mark, tiles = text.partition("[[prefill_sm90.tiles]]\n")
+    export.write_text(head + mark + re.sub(r"^num_stages = .*$", "num_stages = 3", tiles, count=1, flags=re.MULTILINE))
     assert export.read_text() != text
     check, review, comment = (step["run"] for step in steps if "run" in step and "pip" not in step["run"])
     refused = run(check)
@@ -103,6 +103,6 @@ def test_steps_run_in_a_clone_and_post_what_changed(steps: list[dict[str, Any]],
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
     posted = (tmp_path / "posted").read_text()
     assert posted.startswith("pr comment 7 --edit-last --create-if-none --body-file review.md\n")
-    assert "narrow_stages" in posted
+    assert "num_stages" in posted
     assert (tmp_path / "summary.md").read_text() in posted
     assert os.path.getsize(clone / "review.html") > 10_000
