@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from cakegen.emulator.barriers import MBarrier
 from cakegen.emulator.copies import (
-    Landing,
     RemoteArrival,
     barrier_at,
     bulk_landing,
@@ -22,9 +21,9 @@ from cakegen.emulator.copies import (
     tensor_landing,
 )
 from cakegen.emulator.faults import Fault, Where
-from cakegen.emulator.memory import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
-from cakegen.emulator.operands import locate, park, read_address, read_lanes, refused, write_lanes
-from cakegen.emulator.ptx import Address, Instruction, Operand, Sink, Vector
+from cakegen.emulator.memory import OFFSET_MASK, RANK_SHIFT
+from cakegen.emulator.operands import locate, park, read_address, read_lanes, refused, tensor_box, write_lanes
+from cakegen.emulator.ptx import Instruction, Sink, Vector
 from cakegen.emulator.vector_clock import CTA, SCOPES
 
 if TYPE_CHECKING:
@@ -190,7 +189,8 @@ def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active:
         where_to = int(destination[lane]), int(barrier[lane])
         for cta, start, signals, barrier_offset in _destinations(strand, *where_to, mask, "cta_group::2" in groups):
             if tensor:
-                landing = _tensor_copy(machine, strand, operands[1], int(lane), cta, start, barrier_offset, where)
+                view, corner = tensor_box(machine, strand, operands[1], int(lane))
+                landing = tensor_landing(view, corner, cta, start, barrier_offset, where)
             else:
                 source = int(read_address(strand, operands[1], "u8")[lane])
                 size = int(read_lanes(strand, operands[2], "u4")[lane])
@@ -208,18 +208,6 @@ def check_prefetch(strand: Strand, instruction: Instruction, active: Array) -> N
     if odd.size:
         where = f"{int(size[odd[0]])} bytes at {int(address[odd[0]]):#x}"
         raise Fault("out-of-bounds", f"a prefetch of {where}: both must be multiples of 16")
-
-
-def _tensor_copy(
-    machine: Machine, strand: Strand, source: Operand, lane: int, cta: Cta, start: int, barrier: int, where: Where
-) -> Landing:
-    assert isinstance(source, Address)
-    generic = int(read_address(strand, Address(source.base, source.offset), "u8")[lane])
-    view = machine.tensor_view(generic - PARAM_WINDOW)
-    corner = [int(read_lanes(strand, operand, "i4")[lane]) for operand in source.coordinates]
-    if len(corner) != len(view.record.dims):
-        raise Fault("descriptor", f"{len(corner)} coordinates for {view.record.name} of {len(view.record.dims)} dims")
-    return tensor_landing(view, corner, cta, start, barrier, where)
 
 
 def run_store_async(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:

@@ -128,46 +128,57 @@ class Clocks:
 
     # ---- asynchronous operations ----
 
-    def begin(self, thread: Thread, what: str, slot: int, time: int = IN_FLIGHT, *, by_proxy: bool = True) -> int:
+    def begin(
+        self,
+        thread: Thread,
+        what: str,
+        slot: int,
+        time: int = IN_FLIGHT,
+        *,
+        by_proxy: bool = True,
+        strong: int = -1,
+    ) -> int:
         """The number of an operation that a thread issues; it counts as done for whoever knows `slot` up to `time`.
 
         Parameters
         ----------
         by_proxy
             Its accesses go through the asynchronous proxy; those of `st.async` do not.
+        strong
+            Scope of its accesses where they are strong: those of a reduction are.
         """
-        return self._access(thread, what, slot, time, asynchronous=True, by_proxy=by_proxy)
+        return self._access(thread, what, slot, time, asynchronous=True, by_proxy=by_proxy, strong=strong)
 
     def complete(self, number: int, time: int) -> None:
         """The time of an operation's slot at which it is complete."""
         self._accesses[number].time = time
 
-    def begin_read(self, thread: Thread, number: int, shadow: Shadow, granules: Array) -> None:
-        """An operation reads 16-byte granules.
+    def begin_read(self, thread: Thread, number: int, shadow: Shadow, rows: Array, width: int = WIDEST) -> None:
+        """An operation reads rows of `width` bytes, by default 16-byte granules.
 
         Raises
         ------
         Fault
             Nothing orders the issue behind the last write, or that write was generic and no proxy fence follows it.
         """
-        writes, reads = shadow.views(WIDEST)
-        self._require_writes(thread, number, writes[granules], (shadow, granules, WIDEST), VISIBLE)
-        self._add_reader(thread, number, reads, granules)
+        writes, reads = shadow.views(width)
+        self._require_writes(thread, number, writes[rows], (shadow, rows, width), VISIBLE)
+        self._add_reader(thread, number, reads, rows)
 
-    def begin_write(self, thread: Thread, number: int, shadow: Shadow, granules: slice) -> None:
-        """An operation writes a span of granules.
+    def begin_write(self, thread: Thread, number: int, shadow: Shadow, rows: Array, width: int = WIDEST) -> None:
+        """An operation writes rows of `width` bytes, by default 16-byte granules.
 
         Raises
         ------
         Fault
             Nothing orders the issue behind what was read or written there, or a generic write lacks its proxy fence.
         """
-        writes, reads = shadow.views(WIDEST)
-        cells = (shadow, np.arange(granules.start, granules.stop), WIDEST)
-        self._require_writes(thread, number, writes[granules], cells, EXECUTED)
-        self._require_reads(thread, number, reads[granules], cells)
-        writes[granules] = number
-        reads[granules] = 0
+        writes, reads = shadow.views(width)
+        cells = (shadow, rows, width)
+        self._require_writes(thread, number, writes[rows], cells, EXECUTED)
+        self._require_reads(thread, number, reads[rows], cells)
+        writes[rows] = number
+        reads[rows] = 0
 
     # ---- inside ----
 

@@ -1,4 +1,4 @@
-"""Asynchronous copies as operations that are issued now and land later. Imports numpy, faults, memory, tensor_map.
+"""Asynchronous copies as operations that are issued now and land later. Imports numpy, faults, memory, tensor_view.
 
 A destination is undefined from issue to landing; its barrier gets the bytes when they have landed. Sources are read
 when the copy lands, which is the latest moment that the ISA allows (PTX ISA 9.7.9.25 to 9.7.9.27, 9.7.9.12).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,52 +16,15 @@ from numpy.typing import NDArray
 from cakegen.emulator.barriers import BarrierOrder, MBarrier
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import GRANULE, Buffer, GlobalMemory
+from cakegen.emulator.tensor_view import TensorView
 from cakegen.emulator.vector_clock import CLUSTER, CTA, EXECUTED, Released
-from cakegen.errors import EmulationError
 from cakegen.runtime.tensor_map import SWIZZLE_BYTES
 
 if TYPE_CHECKING:
-    from cakegen.emulator.overlap import LaunchAccesses
     from cakegen.emulator.thread import Thread
     from cakegen.emulator.warp import Cta, Warp
 
 Array = NDArray[Any]
-
-
-class MapRecord(Protocol):
-    """What a tensor map says; the runtime's `TensorMap` is one."""
-
-    @property
-    def name(self) -> str:
-        """The kernel argument."""
-
-    @property
-    def address(self) -> int:
-        """First element."""
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Extents in elements, innermost first."""
-
-    @property
-    def strides_bytes(self) -> tuple[int, ...]:
-        """Distances along dims 1, 2, …"""
-
-    @property
-    def box(self) -> tuple[int, ...]:
-        """Elements of one copy, innermost first."""
-
-    @property
-    def swizzle(self) -> str:
-        """`none`, or the width of the swizzle: `32B`, `64B`, `128B`."""
-
-    @property
-    def oob(self) -> str:
-        """`zeros`."""
-
-    @property
-    def element_bytes(self) -> int:
-        """1, 2, 4 or 8."""
 
 
 class Pending:
@@ -119,7 +82,7 @@ class Landing(Pending):
         if self.source is not None and not self.source.buffer.read_only:
             clocks.begin_read(thread, self._number, clocks.shadow(self.source.buffer), self.source.granules())
         for start, size in self.spans:
-            span = slice(start // GRANULE, -(-(start + size) // GRANULE))
+            span = np.arange(start // GRANULE, -(-(start + size) // GRANULE))
             clocks.begin_write(thread, self._number, clocks.shadow(self.cta.shared), span)
 
     def complete(self) -> None:
@@ -199,99 +162,6 @@ def swizzled_write(start: int, width: int) -> Callable[[Array, Array], None]:
         shared.reshape(-1, GRANULE)[granules ^ (granules >> 3 & bits)] = data.reshape(-1, GRANULE)
 
     return write
-
-
-@dataclass(eq=False)
-class TensorView:
-    """A tensor map over an allocation: elements as an array, slowest dimension first, and who wrote them."""
-
-    record: MapRecord
-    buffer: Buffer
-    accesses: LaunchAccesses | None = None
-    elements: Array = field(init=False)
-    writers: Array | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        record, buffer = self.record, self.buffer
-        offset = record.address - buffer.base
-        size = record.element_bytes
-        strides = (size, *record.strides_bytes)
-        # a dimension of extent 1 moves nowhere, whatever its stride
-        last = offset + sum((extent - 1) * step for extent, step in zip(record.dims, strides, strict=True))
-        if offset < 0 or last + size > buffer.num_bytes:
-            raise Fault(
-                "out-of-bounds",
-                f"tensor map {record.name} reaches byte {last + size} of {buffer.name}, which has {buffer.num_bytes}",
-            )
-        shape, steps = record.dims[::-1], strides[::-1]
-        flat = buffer.data[offset : offset + (buffer.num_bytes - offset) // size * size].view(f"u{size}")
-        self.elements = np.lib.stride_tricks.as_strided(flat, shape, steps)
-        writer = buffer.writer
-        self.writers = None
-        # an entry is two bytes: elements of one byte can't be looked up in a view
-        if writer is not None and size > 1:
-            self.writers = np.lib.stride_tricks.as_strided(writer[offset // 2 :], shape, [step * 2 for step in steps])
-
-    def _strided(self, marks: Array) -> Array:
-        """One mark a byte of the allocation -> `[…, bytes of an element]`, as `elements` are laid out."""
-        offset = self.record.address - self.buffer.base
-        size = self.record.element_bytes
-        steps = (1, size, *self.record.strides_bytes)
-        return np.lib.stride_tricks.as_strided(marks[offset:], (size, *self.record.dims)[::-1], steps[::-1])
-
-    @property
-    def box_bytes(self) -> int:
-        """Bytes of a box, whether or not it lies inside."""
-        return int(np.prod(self.record.box)) * self.record.element_bytes
-
-    def fetch(self, corner: Sequence[int]) -> Array:
-        """The bytes of a box, dense; elements outside of the tensor are zeros."""
-        box = np.zeros(self.record.box[::-1], self.elements.dtype)
-        inside, source = [], []
-        for first, extent, width in zip(reversed(corner), self.elements.shape, box.shape, strict=True):
-            low, high = max(first, 0), min(first + width, extent)
-            if low >= high:
-                return box.reshape(-1).view(np.uint8)
-            inside.append(slice(low - first, high - first))
-            source.append(slice(low, high))
-        if self.accesses is not None:
-            self.accesses.read_at(self.buffer, lambda marks: self._strided(marks)[tuple(source)])
-        if self.writers is not None and not self.writers[tuple(source)].all():
-            raise Fault("unwritten-read", f"a copy reads elements of {self.buffer.name} that nothing has written")
-        box[tuple(inside)] = self.elements[tuple(source)]
-        return box.reshape(-1).view(np.uint8)
-
-    def granules(self, corner: Sequence[int]) -> Array:
-        """The 16-byte granules of the allocation that hold the box."""
-        record, size = self.record, self.record.element_bytes
-        strides = (size, *record.strides_bytes)
-        inner = max(corner[0], 0), min(corner[0] + record.box[0], record.dims[0])
-        base = record.address - self.buffer.base
-        offsets = np.arange((base + size * inner[0]) // GRANULE, -(-(base + size * inner[1]) // GRANULE)) * GRANULE
-        for first, width, extent, stride in zip(corner[1:], record.box[1:], record.dims[1:], strides[1:], strict=True):
-            places = np.arange(max(first, 0), min(first + width, extent))
-            offsets = offsets + places.reshape(-1, *[1] * offsets.ndim) * stride
-        return offsets.reshape(-1) // GRANULE
-
-
-def view_tensor(record: MapRecord, memory: GlobalMemory) -> TensorView:
-    """The view of a map over the launch's memory.
-
-    Raises
-    ------
-    Fault
-        It reaches outside of its allocation, or is of a kind that is not modelled.
-    """
-    width = SWIZZLE_BYTES.get(record.swizzle)
-    if width is None or record.oob != "zeros":
-        raise EmulationError(f"tensor map {record.name}: {record.swizzle} and fill {record.oob} are not modelled")
-    inner = record.box[0] * record.element_bytes
-    if width and inner != width:
-        raise EmulationError(
-            f"tensor map {record.name}: an inner extent of {inner} bytes, below its swizzle's {width}, is not modelled"
-        )
-    buffer, _ = memory.find(np.array([record.address], np.uint64), 1, f"tensor map {record.name}")
-    return TensorView(record, buffer, memory.accesses)
 
 
 def tensor_landing(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cakegen.emulator import reports, synchronise
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.clocks import Clocks
-from cakegen.emulator.copies import MapRecord, Pending, TensorView, view_tensor
+from cakegen.emulator.copies import Pending
 from cakegen.emulator.expressions import BANK_TYPES
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import PARAM_WINDOW, SHARED_START, GlobalMemory
@@ -23,6 +23,7 @@ from cakegen.emulator.ptx import Immediate, Kernel, Register
 from cakegen.emulator.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.tcgen05_issue import TensorUnit
 from cakegen.emulator.tensor_core import multiply_add_hopper
+from cakegen.emulator.tensor_view import MapRecord, TensorView, view_tensor
 from cakegen.emulator.translate import EXIT, Program, needs_convergence
 from cakegen.emulator.warp import Strand, Warp
 from cakegen.emulator.wgmma import Product, TileTable, WgmmaUnit
@@ -228,11 +229,15 @@ class Machine:
             It uses something that is not modelled.
         """
         with np.errstate(all="ignore"):
-            # what is on its way when the last CTA exits still arrives
-            while self.pending or not self.residency.ended:
+            while not self.ended:
                 if not self.can_step():
                     raise reports.deadlock([self])
                 self.step()
+
+    @property
+    def ended(self) -> bool:
+        """Every CTA has exited, and what was on its way then has arrived."""
+        return not self.pending and self.residency.ended
 
     def can_step(self) -> bool:
         """Whether a warp can go on, or something that was issued can happen."""

@@ -320,12 +320,18 @@ class SharedMemory:
         self.pending_writes[start // GRANULE : -(-(start + num_bytes) // GRANULE)] -= 1
         self.valid[start : start + num_bytes] = 1
 
-    def begin_read(self, granules: Lanes, what: str) -> None:
-        """An asynchronous read is issued; its source must have been written, and stays unchanged until it ends."""
+    def begin_read(self, granules: Lanes, what: str, *, whole: bool = True) -> None:
+        """An asynchronous read is issued; its source must have been written, and stays unchanged until it ends.
+
+        Parameters
+        ----------
+        whole
+            It needs all of its granules; else the caller checks which bytes of them were written.
+        """
         if np.count_nonzero(self.pending_writes[granules]):
             bad = int(granules[self.pending_writes[granules] != 0][0]) * GRANULE - SHARED_START
             raise Fault("pending-write", f"{what} reads shared offset {bad} while a copy still writes to it")
-        if not self.views(GRANULE)[1][granules].all():
+        if whole and not self.views(GRANULE)[1][granules].all():
             self._refuse_unwritten(granules * GRANULE, GRANULE, what)
         # a granule is in the list once
         self.pending_reads[granules] += 1

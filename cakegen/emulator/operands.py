@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.memory import OFFSET_MASK, RANK_SHIFT
+from cakegen.emulator.memory import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
 from cakegen.emulator.ptx import Address, Immediate, Instruction, Operand, Register, Sink, Special
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
+    from cakegen.emulator.machine import Machine
+    from cakegen.emulator.tensor_view import TensorView
     from cakegen.emulator.warp import Cta, Strand
 
 Array = NDArray[Any]
@@ -87,3 +89,20 @@ def locate(strand: Strand, address: int, remote: bool) -> tuple[Cta, int]:
     if not remote:
         raise Fault("out-of-bounds", f"a shared::cta operation on an address of cluster rank {rank}")
     return cta.peer(rank), address & OFFSET_MASK
+
+
+def tensor_box(machine: Machine, strand: Strand, operand: Operand, lane: int) -> tuple[TensorView, list[int]]:
+    """The tensor and the corner that a lane's `[map, {coordinates}]` names.
+
+    Raises
+    ------
+    Fault
+        No map is there, or it has another number of dimensions.
+    """
+    assert isinstance(operand, Address)
+    generic = int(read_address(strand, Address(operand.base, operand.offset), "u8")[lane])
+    view = machine.tensor_view(generic - PARAM_WINDOW)
+    corner = [int(read_lanes(strand, each, "i4")[lane]) for each in operand.coordinates]
+    if len(corner) != len(view.record.dims):
+        raise Fault("descriptor", f"{len(corner)} coordinates for {view.record.name} of {len(view.record.dims)} dims")
+    return view, corner

@@ -13,6 +13,7 @@ import numpy as np
 
 from cakegen.emulator import reports, synchronise
 from cakegen.emulator.barriers import CountedBarrier
+from cakegen.emulator.bulk_stores import check_bulk_exit
 from cakegen.emulator.clocks import Clocks
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.memory import MOST_CTAS, SharedMemory
@@ -168,6 +169,7 @@ class Residency:
             raise Fault("exit", f"CTA {warp.cta.index} warp {warp.index} exits with wgmmas that nothing waited for")
         if warp.tensor.loads or warp.tensor.stores:
             raise Fault("exit", f"CTA {warp.cta.index} warp {warp.index} exits with tcgen05.ld or st not waited for")
+        check_bulk_exit(warp, self.machine.strict_tensor_order)
         cta = warp.cta
         for barrier in cta.named.values():
             self._recount(barrier, cta.live_warps())

@@ -144,4 +144,4 @@ def _value(where: str, argument: Argument, buffers: Mapping[str, HostBuffer]) ->
         )
     name = f"on {buffer.name}"
     shape = (argument.dims, argument.strides_bytes, argument.box)
-    return TensorMap(name, address, *shape, argument.swizzle, element_bytes=size)
+    return TensorMap(name, address, *shape, argument.swizzle, element_bytes=size, element=argument.element)

@@ -62,9 +62,10 @@ class Access:
         return clock.knows(row, self.slot, self.time)
 
     def tolerates(self, other: Access) -> bool:
-        """Both are strong, and their scopes hold each other: such a pair is no race (PTX ISA 8.7, morally strong)."""
+        """Both are strong, of one proxy, and their scopes hold each other: no race (PTX ISA 8.7, morally strong)."""
         return (
             min(self.strong, other.strong) >= 0
+            and self.by_proxy == other.by_proxy
             and self.position.within(self.strong, other.position)
             and other.position.within(other.strong, self.position)
         )

@@ -139,7 +139,7 @@ class Stream:
             self._step(self._running[0])
             return
         ready = [each for each in self._running if each.machine.can_step()]
-        ended = [each for each in self._running if each.machine.residency.ended]
+        ended = [each for each in self._running if each.machine.ended]
         events = [*ended, *ready] if self._style == "even" else ready or ended
         if not events:
             raise reports.deadlock([each.machine for each in self._running])
@@ -148,7 +148,7 @@ class Stream:
             chosen = events[self.adversary.choose_launch(len(events), self._style)]
             for each in self._running:
                 each.machine.adversary.note(chosen.position)
-        if chosen.machine.residency.ended:
+        if chosen.machine.ended:
             self._complete(chosen)
         else:
             self._step(chosen)

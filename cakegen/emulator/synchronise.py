@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cakegen.emulator.asynchronous import run_copy, run_mbarrier, run_store_async
 from cakegen.emulator.barriers import CountedBarrier
+from cakegen.emulator.bulk_stores import run_bulk_group
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.launch_control import run_launch_control
 from cakegen.emulator.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
@@ -30,6 +31,7 @@ _RELEASING = {"bar", "barrier", "atom", "red", "st"}
 # After these, tcgen05 needs its fence::after_thread_sync.
 _WAITING = {"bar", "barrier", "mbarrier", "ld"}
 _SENDING = {"arrive", "init", "inval", "expect_tx", "complete_tx"}
+_BULK_GROUPS = {"bulk_group", "commit_group", "wait_group"}
 _ATOMS = {"add", "inc", "cas", "exch", "min", "max", "and", "or", "xor"}
 
 
@@ -58,6 +60,8 @@ def execute(machine: Machine, strand: Strand, instruction: Instruction, where: W
         _cluster_barrier(machine, strand, instruction)
     elif root == "mbarrier":
         run_mbarrier(machine, strand, instruction, active, where)
+    elif root == "cp" and _BULK_GROUPS & set(instruction.parts):
+        run_bulk_group(machine, strand, instruction, active, where)
     elif root == "cp":
         run_copy(machine, strand, instruction, active, where)
     elif instruction.parts[:2] == ("st", "async"):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cakegen.emulator.barriers import CountedBarrier, MBarrier
+from cakegen.emulator.bulk_stores import BulkStore
 from cakegen.emulator.copies import Landing, Pending
 from cakegen.emulator.machine import Machine
 from cakegen.emulator.memory import OFFSET_MASK
@@ -146,6 +147,7 @@ class TracedMachine(Machine):
         self._completed: dict[Barrier, Cause] = {}
         self._arrived: dict[Barrier, list[Warp]] = {}
         self._words: dict[int, Cause] = {}
+        self._stores: dict[int, Cause] = {}
 
     # ---- clocks ----
 
@@ -218,6 +220,10 @@ class TracedMachine(Machine):
             return self._completed[barrier], f"waits for {barrier.name}"
         if parts[:3] == ("barrier", "cluster", "wait") and cta.cluster.barrier in self._completed:
             return self._completed[cta.cluster.barrier], "waits for the cluster"
+        if "wait_group" in parts and "read" not in parts:
+            queues = (strand.warp.bulk.get(int(lane)) for lane in np.flatnonzero(active))
+            causes = [self._stores[id(queue)] for queue in queues if id(queue) in self._stores]
+            return (max(causes, key=lambda cause: cause.time), "waits for its stores") if causes else None
         if root == "ld" and "global" in parts:
             word = int(read_address(strand, instruction.operands[1], "u8")[active][0]) & ~7
             cause = self._words.get(word)
@@ -301,16 +307,23 @@ class TracedMachine(Machine):
         cta: Cta | None = getattr(operation, "cta", None)
         what = getattr(operation, "what", "an arrival")
         track, end = issuer, begin + ARRIVAL_STEPS
-        if isinstance(operation, Landing) and cta is not None:
-            track = Track(cta.index, 1000, "copies")
+        if isinstance(operation, Landing):
             size = sum(num_bytes for _, num_bytes in operation.spans)
-            # latencies overlap, bytes do not
-            end = max(begin + COPY_STEPS, self._unit_free.get(track, 0.0)) + size / BYTES_A_STEP
-            self._unit_free[track] = end
-            self.trace.spans.append(Span(track, COPY, what.removeprefix("the "), begin, end))
+            track, end = self._copy(operation.cta, what, size, begin)
+        elif isinstance(operation, BulkStore):
+            track, end = self._copy(operation.issuer, what, operation.values.size, begin)
+            self._stores[id(operation.queue)] = Cause(end, track, what)
         super().land(operation)
         if cta is not None:
             self._note_changes(cta.cluster.ctas, Cause(end, track, what))
+
+    def _copy(self, cta: Cta, what: str, size: int, begin: float) -> tuple[Track, float]:
+        """A copy's track and end: latencies overlap, bytes do not."""
+        track = Track(cta.index, 1000, "copies")
+        end = max(begin + COPY_STEPS, self._unit_free.get(track, 0.0)) + size / BYTES_A_STEP
+        self._unit_free[track] = end
+        self.trace.spans.append(Span(track, COPY, what.removeprefix("the "), begin, end))
+        return track, end
 
     def schedule_product(self, unit: WgmmaUnit, product: Product) -> None:
         """A product takes its place behind the earlier ones of its warpgroup."""

@@ -24,6 +24,7 @@ from cakegen.emulator.wgmma import WgmmaUnit
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
+    from cakegen.emulator.bulk_stores import BulkQueue
     from cakegen.emulator.machine import Machine
     from cakegen.emulator.thread import Thread
 
@@ -64,6 +65,7 @@ class Warp:
         self.strands = [Strand(self, mask, 0)]
         self.wgmma = WgmmaUnit(self)
         self.tensor = TensorTraffic()
+        self.bulk: dict[int, BulkQueue] = {}
         self.number = cta.index * MAX_WARPS + index
         self.queued = False
         self.remote_arrivals: list[RemoteArrival] = []

@@ -46,8 +46,8 @@ class TensorMap:
         Elements that one copy moves, innermost first.
     swizzle, promotion, oob
         `128B`, `none`, `zeros`: the spelling of the driver's enumerations.
-    element_bytes
-        2 for bf16, which is all that the programs use.
+    element_bytes, element
+        2 and `bf16`, which is all that the programs use.
 
     Raises
     ------
@@ -68,6 +68,7 @@ class TensorMap:
     promotion: str = "none"
     oob: str = "zeros"
     element_bytes: int = BF16_BYTES
+    element: str = "bf16"
 
     def __post_init__(self) -> None:
         rank = len(self.dims)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cakegen.emulator.copies import GRANULE, TensorView, bulk_landing
+from cakegen.emulator.copies import bulk_landing
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.memory import Buffer
+from cakegen.emulator.memory import GRANULE, Buffer
+from cakegen.emulator.tensor_view import TensorView
 from cakegen.runtime.tensor_map import TensorMap
 
 pytestmark = pytest.mark.emulator
