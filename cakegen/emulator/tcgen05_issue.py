@@ -203,7 +203,7 @@ def run_commit(machine: Machine, strand: Strand, instruction: Instruction, activ
     masks = read_lanes(strand, instruction.operands[1], "u2") if multicast else None
     thread = strand.warp.at(strand.pc - 1, active)
     for lane in np.flatnonzero(active):
-        address = int(addresses[lane]) - (0 if narrow else SHARED_WINDOW)
+        address = int(addresses[lane]) if narrow else _in_window(machine, int(addresses[lane]))
         cta, offset = locate(strand, address, True)
         targets = [cta]
         if masks is not None:
@@ -219,6 +219,19 @@ def run_commit(machine: Machine, strand: Strand, instruction: Instruction, activ
             target.landings += 1
             queue.arrivals.append(arrival)
             machine.issue(arrival)
+
+
+def _in_window(machine: Machine, generic: int) -> int:
+    """The shared address that a generic one names; published kernels pass a shared one, and a device takes it."""
+    if generic < SHARED_WINDOW:
+        if machine.tensor.strict:
+            raise Fault(
+                "out-of-bounds",
+                f"tcgen05.commit without .shared::cluster takes a generic address; {generic:#x} is none of shared "
+                "memory (a shared::cta address would look like this)",
+            )
+        return generic
+    return generic - SHARED_WINDOW
 
 
 def uncommitted(unit: TensorUnit, memory: TensorMemory) -> Issued | None:

@@ -349,7 +349,7 @@ class _BlockWriter:
 
     def _stmatrix(self, index: int, instruction: Instruction, mask: str) -> str:
         parts = set(instruction.parts[1:])
-        count = {"x1": 1, "x2": 2, "x4": 4}.get(instruction.parts[4], 0)
+        count = next((count for count in (1, 2, 4) if f"x{count}" in parts), 0)
         space = {"shared", "shared::cta"} & parts
         expected = {"sync", "aligned", "m8n8", f"x{count}", "b16"} | space
         address, source = instruction.operands
