@@ -102,6 +102,12 @@ PATTERNS = {
         ),
         (
             ("mbarrier_wait(smem, (i & 1) ^ 1, watch);", "", {"race", "pending-write", "barrier"}, ""),
+            (
+                "mbarrier_wait(smem, (i & 1) ^ 1, watch);",
+                "wait_relaxed(smem, (i & 1) ^ 1);",
+                {"race"},
+                "nothing orders the two",
+            ),
             # a write must be released to the partner's cluster
             (
                 "mbarrier_wait(smem + 8, i & 1, watch);",
@@ -110,6 +116,26 @@ PATTERNS = {
                 {"race"},
                 "its scope does not hold both threads",
             ),
+        ),
+        grid=2,
+        cluster=2,
+    ),
+    "a relaxed wait and a fence that acquires": Pattern(
+        kernel(
+            INIT_PAIR.format(64)
+            + """
+        ASM("st.shared::cluster.u32 [%0], %1;" :: "r"(mapa(tile + t * 4, rank ^ 1)), "r"(rank * 100 + t) : "memory");
+        mbarrier_arrive_cluster(mapa(smem, rank ^ 1));
+        wait_relaxed(smem, 0);
+        ASM("fence.acq_rel.cluster;" ::: "memory");
+        u32 got; ASM("ld.shared.u32 %0, [%1];" : "=r"(got) : "r"(tile + (t ^ 32) * 4) : "memory");
+        out[blockIdx.x * 64 + t] = got;"""
+            + LEAVE,
+            2,
+        ),
+        (
+            ('ASM("fence.acq_rel.cluster;" ::: "memory");', "", {"race"}, "nothing orders the two"),
+            ("fence.acq_rel.cluster", "fence.acq_rel.cta", {"race"}, "nothing orders the two"),
         ),
         grid=2,
         cluster=2,

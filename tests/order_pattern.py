@@ -31,6 +31,13 @@ __device__ u32 load_relaxed(const u32* at) {
     ASM("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return value;
 }
+__device__ void wait_relaxed(u32 barrier, u32 parity) {
+    u32 done = 0;
+    while (!done) {
+        ASM("{ .reg .pred p; mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;"
+            " selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    }
+}
 """
 
 

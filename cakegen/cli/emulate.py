@@ -50,6 +50,13 @@ _NOT_BOTH = "KEY says what to run; leave out --stage, --tp and --tokens"
     help="tcgen05: ordered only where the ISA says so, or as programs widely assume.",
 )
 @click.option(
+    "--scopes",
+    default="practice",
+    show_default=True,
+    type=click.Choice(["strict", "practice"]),
+    help="A write behind another CTA's reads: by scopes that hold both, or by any arrival and wait.",
+)
+@click.option(
     "--trace",
     "trace_file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -84,6 +91,7 @@ def emulate_command(
     count: int,
     arithmetic: str,
     tensor_order: str,
+    scopes: str,
     trace_file: Path | None,
     timeline_file: Path | None,
     no_checks: bool,
@@ -103,7 +111,7 @@ def emulate_command(
     from cakegen.registry import load_registry
 
     seeds = range(seed, seed + (count if schedule == "random" else 1))
-    options = Options(schedule, 0, arithmetic, not no_checks, tensor_order=tensor_order)
+    options = Options(schedule, 0, arithmetic, not no_checks, tensor_order=tensor_order, scopes=scopes)
     schedules = [replace(options, seed=each) for each in seeds]
     if any(files[name] for name in ("ptx", "cuda", "launch")):
         if (key, stage, tp, tokens, trace_file, timeline_file) != (None,) * 6:

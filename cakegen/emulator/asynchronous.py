@@ -28,7 +28,6 @@ from cakegen.emulator.vector_clock import CTA, SCOPES
 
 if TYPE_CHECKING:
     from cakegen.emulator.machine import Machine
-    from cakegen.emulator.thread import Thread
     from cakegen.emulator.warp import Cta, Strand
 
 Array = NDArray[Any]
@@ -57,7 +56,7 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
     thread = strand.warp.at(strand.pc - 1, active)
     scope = _scope(instruction)
     released = None
-    if what == "arrive" and thread is not None and scope is not None:
+    if what == "arrive" and thread is not None and "relaxed" not in instruction.parts:
         released = thread.released(scope) if remote else thread.releasing(scope)
     for lane in np.flatnonzero(active):
         cta, offset = locate(strand, int(address[lane]), remote)
@@ -87,10 +86,8 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
         thread.tick()
 
 
-def _scope(instruction: Instruction) -> int | None:
-    """The scope at which an operation on an mbarrier releases or acquires, by default the CTA; None: it is relaxed."""
-    if "relaxed" in instruction.parts:
-        return None
+def _scope(instruction: Instruction) -> int:
+    """The scope of an operation on an mbarrier, by default the CTA (PTX ISA 9.7.13.15)."""
     return next((SCOPES[part] for part in instruction.parts[2:] if part in SCOPES), CTA)
 
 
@@ -121,18 +118,14 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
         strand.pc -= 1
         park(strand, blocking.waiters, _Wait(blocking, parities, active))
         return
-    if strand.warp.thread is not None and done.any():
-        _acquire(strand.warp.thread, completed, _scope(instruction))
+    thread = strand.warp.thread
+    if thread is not None and done.any():
+        # a relaxed wait orders nothing, unless a fence follows (PTX ISA 9.7.13.15.16, 8.8)
+        take = thread.observe if "relaxed" in instruction.parts else thread.acquire
+        for barrier in completed:
+            if barrier.order is not None:
+                take(barrier.order.passed, _scope(instruction))
     write_lanes(strand, target, active, done)
-
-
-def _acquire(thread: Thread, completed: list[MBarrier], scope: int | None) -> None:
-    """What a successful wait makes known; a relaxed one only that the accesses before the arrivals were performed."""
-    for barrier in completed:
-        if barrier.order is not None and scope is not None:
-            thread.acquire(barrier.order.passed, scope)
-        elif barrier.order is not None:
-            barrier.order.passed.observe(thread.clock)
 
 
 class _Wait:

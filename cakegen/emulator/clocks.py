@@ -39,9 +39,17 @@ _MANY = 64
 
 
 class Clocks:
-    """The order of all accesses of one launch."""
+    """The order of all accesses of one launch.
 
-    def __init__(self, instructions: Sequence[Instruction]) -> None:
+    Parameters
+    ----------
+    strict_scopes
+        Whether a write in front of which only narrow scopes stand races with the reads before it. PTX ISA 8.7 has it
+        so; rings between CTAs are widely built without.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction], strict_scopes: bool = False) -> None:
+        self.strict_scopes = strict_scopes
         self._instructions = instructions
         self._accesses: list[Access] = [None]  # type: ignore[list-item]
         self._readers = ReaderSets(self._accesses)

@@ -49,7 +49,8 @@ class Options:
     `checks` says whether the order of accesses is checked (races, proxies). A launch that still runs after
     `instruction_limit` warp-instructions counts as one that never ends. `machine` makes the machine of a launch:
     `Machine`, or one that also looks on. `tensor_order`: tcgen05 instructions are ordered only where the ISA says so
-    (`strict`), or as programs widely assume (`practice`).
+    (`strict`), or as programs widely assume (`practice`). `scopes`: a write comes behind a read by any arrival and wait
+    (`practice`), or by scopes that hold both threads (`strict`).
     """
 
     schedule: str = "random"
@@ -59,6 +60,7 @@ class Options:
     instruction_limit: int = 2_000_000_000
     machine: Callable[..., Machine] = Machine
     tensor_order: str = "strict"
+    scopes: str = "practice"
 
     def build_machine(
         self,
@@ -83,6 +85,7 @@ class Options:
             on_retire=on_retire,
             checks=self.checks,
             strict_tensor_order=self.tensor_order == "strict",
+            strict_scopes=self.scopes == "strict",
             name=name,
         )
 

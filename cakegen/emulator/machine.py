@@ -57,6 +57,8 @@ class Machine:
         Whether the order of accesses is checked (races, proxies).
     strict_tensor_order
         Whether tcgen05 instructions are ordered only where PTX ISA 9.7.16.6 says so; else one thread's mmas are too.
+    strict_scopes
+        Whether a write needs scopes that hold both threads to come behind a read; else any arrival and wait will do.
     """
 
     program: Program
@@ -69,6 +71,7 @@ class Machine:
     instruction_limit: int = 2_000_000_000
     checks: bool = True
     strict_tensor_order: bool = True
+    strict_scopes: bool = False
     on_retire: Callable[[int, int], None] = lambda done, total: None
     name: str = ""
 
@@ -127,7 +130,7 @@ class Machine:
     def _watch_memory(self) -> Clocks:
         # Each launch has clocks of its own: it sees all that was complete before it started, or behind its
         # `griddepcontrol.wait`; what launches side by side may touch of each other is `overlap`'s to check.
-        clocks = Clocks(self.kernel.instructions)
+        clocks = Clocks(self.kernel.instructions, self.strict_scopes)
         for buffer in self.memory.buffers:
             if not buffer.read_only:
                 clocks.watch(buffer, buffer.num_bytes, buffer.place, is_global=True)

@@ -15,7 +15,7 @@ from cakegen.emulator.memory import SHARED_WINDOW
 from cakegen.emulator.operands import park, read_address, read_lanes, uniform
 from cakegen.emulator.ptx import Instruction
 from cakegen.emulator.tcgen05_issue import cta_group_of, pair_of
-from cakegen.emulator.tensor_memory import TensorMemory
+from cakegen.emulator.tensor_memory import TensorMemory, split_address
 
 if TYPE_CHECKING:
     from cakegen.emulator.machine import Machine
@@ -50,6 +50,11 @@ def free(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.dealloc` (PTX ISA 9.7.16.7)."""
     group = cta_group_of(machine, instruction)
     address, columns = (uniform(strand, read_lanes(strand, o, "u4"), "dealloc") for o in instruction.operands)
+
+    memory = strand.warp.cta.tensor_memory
+    if memory.answer is None:
+        start = split_address(address)[1]
+        memory.check_order_of_free(slice(start, start + columns), strand.warp)
 
     def give_back(memories: list[TensorMemory]) -> int:
         for memory in memories:

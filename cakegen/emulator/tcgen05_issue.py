@@ -21,7 +21,7 @@ from cakegen.emulator.operands import locate, read_address, read_lanes, refused
 from cakegen.emulator.ptx import Instruction
 from cakegen.emulator.tensor_descriptors import InstructionDescriptor, OperandTable, decode_instruction
 from cakegen.emulator.tensor_memory import Owner, Region, TensorMemory
-from cakegen.emulator.vector_clock import CLUSTER, Released
+from cakegen.emulator.vector_clock import CLUSTER, CTA, Released
 
 if TYPE_CHECKING:
     from cakegen.emulator.machine import Machine
@@ -186,7 +186,8 @@ class CommitArrival(Pending):
         self.cta.landings -= 1
         order = barrier_at(self.cta, self.barrier_offset).order
         if order is not None and self.queue.slot >= 0:
-            order.arrivals.land(self.queue.slot, self.time, self.cta.position, CLUSTER)
+            # as of a copy: who waits for the barrier learns it, whatever its scope
+            order.arrivals.land(self.queue.slot, self.time, self.cta.position, CTA)
         self.cta.arrive(self.barrier_offset, 1, released=self.released)
 
 

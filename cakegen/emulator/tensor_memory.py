@@ -273,6 +273,26 @@ class TensorMemory:
             if int(numbers[last == number].max()) > other.tensor.fenced:
                 raise Fault("fence", f"{who}: it has executed no tcgen05.fence::before_thread_sync since")
 
+    def check_order_of_free(self, columns: slice, warp: Warp) -> None:
+        """`dealloc` comes behind whoever touched the columns last; it is synchronous, so no tcgen05 fence is needed.
+
+        Raises
+        ------
+        Fault
+            Nothing orders it behind an access of another warp.
+        """
+        region = Region(slice(0, 8), columns)
+        last, stamps = self.last_warp[region.marks], self.last_stamp[region.marks]
+        others = (last >= 0) & (last != warp.number)
+        for stamp in map(int, np.unique(stamps[others])):
+            if warp.thread is not None and not warp.thread.clock.knows(EXECUTED, stamp >> 32, stamp & 0xFFFFFFFF):
+                other = self.touched_by[int(last[others & (stamps == stamp)][0])]
+                raise Fault(
+                    "race",
+                    f"tcgen05.dealloc frees columns {columns.start} to {columns.stop - 1}, which CTA {other.cta.index} "
+                    f"warp {other.index} touched last, and nothing orders the two",
+                )
+
     def begin_write(self, region: Region, owner: Owner) -> None:
         """Cells are in flight until `end_write`."""
         self.writers[region.marks] = owner.number

@@ -98,13 +98,8 @@ class Thread:
         """An acquire, or a relaxed read that a later fence makes one."""
         if self._orders:
             self.acquire(point, self.strong)
-            return
-        for level, left in point.parts(self.position, self.strong):
-            observed = self._observed[level]
-            if observed is None:
-                self._observed[level] = left.copy()
-            else:
-                observed.join(left)
+        else:
+            self.observe(point, self.strong)
 
     def _strong_write(self, point: SyncPoint) -> None:
         """A release, or a relaxed write behind a fence, which releases what the fence covered."""
@@ -183,7 +178,18 @@ class Thread:
 
     def acquire(self, point: SyncPoint, scope: int) -> None:
         """Take what was released at a point for this thread's place."""
-        point.acquire(self.clock, self.position, scope)
+        point.acquire(self.clock, self.position, scope, strict=self.clocks.strict_scopes)
+
+    def observe(self, point: SyncPoint, scope: int) -> None:
+        """Read without an order of its own: a later fence acquires what was released there."""
+        for level, left in point.parts(self.position, scope):
+            observed = self._observed[level]
+            if observed is None:
+                self._observed[level] = observed = left.copy()
+            else:
+                observed.join(left)
+            if not self.clocks.strict_scopes:
+                point.observe(observed)
 
     def join(self, clock: VectorClock) -> None:
         """Take all of a clock: a barrier of the CTA, or of the cluster."""

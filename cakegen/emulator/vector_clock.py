@@ -110,7 +110,7 @@ class SyncPoint:
 
     A release at a scope leaves its knowledge with everyone inside of the scope; an acquire takes what was left with
     areas inside of its own scope. So an edge needs both scopes to hold both threads. Whatever the scopes, that
-    earlier accesses were performed is known (`EXECUTED`).
+    earlier accesses were performed is known (`EXECUTED`), unless scopes are taken as strictly as the ISA has them.
     """
 
     __slots__ = ("_areas", "_performed")
@@ -157,17 +157,15 @@ class SyncPoint:
             if left is not None:
                 yield level, left
 
-    def acquire(self, clock: VectorClock, position: Position, scope: int) -> None:
-        """Take what was left for this position."""
+    def acquire(self, clock: VectorClock, position: Position, scope: int, *, strict: bool = False) -> None:
+        """Take what was left for this position; unless `strict`, of everybody that accesses were performed."""
         for _, left in self.parts(position, scope):
             clock.join(left)
-        if self._performed is not None:
-            clock.join(self._performed, EXECUTED)
+        if not strict:
+            self.observe(clock)
 
     def observe(self, clock: VectorClock) -> None:
-        """Take only that accesses were performed: what a relaxed wait sees."""
-        for left in self._areas.values():
-            clock.join(left, EXECUTED)
+        """Take only that accesses were performed."""
         if self._performed is not None:
             clock.join(self._performed, EXECUTED)
 

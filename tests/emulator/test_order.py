@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import order_between_ctas
@@ -24,7 +25,9 @@ NAMES = [f"{kind}{seed}" for kind, seed in SCHEDULES]
 PATTERNS = order_in_a_cta.PATTERNS | order_between_ctas.PATTERNS
 
 
-def run(launch: Launch, array: Make, pattern: Pattern, source: str, schedule: tuple[str, int]) -> np.ndarray:
+def run(
+    launch: Launch, array: Make, pattern: Pattern, source: str, schedule: tuple[str, int], **options: Any
+) -> np.ndarray:
     out, data, counter = array(np.zeros(1024), np.uint32), array(np.arange(1024), np.uint32), array([0], np.uint32)
     record = array(np.full(16, 1 << 60), np.uint64)
     # 4 boxes of 8 rows of 64 bf16 elements: 1 KiB each
@@ -42,6 +45,7 @@ def run(launch: Launch, array: Make, pattern: Pattern, source: str, schedule: tu
         cooperative=pattern.cooperative,
         smem=16384,
         adversary=Adversary(*schedule),
+        **options,
     )
     return out
 
@@ -68,3 +72,28 @@ def test_broken_pattern_is_reported_under_every_schedule(
         run(launch, array, pattern, pattern.source.replace(old, new, 1), schedule)
     assert caught.value.kind in kinds, caught.value
     assert words in str(caught.value)
+
+
+REFILL = "a stage that the partner refills after reads"
+CLUSTER_SCOPES = (
+    ("mbarrier_arrive_cluster_after_reads(", "mbarrier_arrive_cluster("),
+    ("mbarrier_wait(smem, (i & 1) ^ 1", "mbarrier_wait_cluster(smem, (i & 1) ^ 1"),
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
+@pytest.mark.parametrize("narrow", [None, 0, 1])
+def test_strict_scopes_want_the_clusters_scope_between_reads_and_a_refill(
+    launch: Launch, array: Make, schedule: tuple[str, int], narrow: int | None
+) -> None:
+    """PTX ISA 8.7: release and acquire must each hold both threads; a completion reaches a wait of any scope."""
+    pattern = PATTERNS[REFILL]
+    source = pattern.source
+    for number, (old, new) in enumerate(CLUSTER_SCOPES):
+        source = source if number == narrow else source.replace(old, new)
+    if narrow is None:
+        run(launch, array, pattern, source, schedule, strict_scopes=True)
+        return
+    with pytest.raises(Fault, match=r"its scope does not hold both threads|nothing orders the two") as caught:
+        run(launch, array, pattern, source, schedule, strict_scopes=True)
+    assert caught.value.kind == "race"
