@@ -74,7 +74,21 @@ def run_files(request: FileRequest, schedules: Sequence[Options]) -> int:
 
 
 def load_programs(request: FileRequest, entries: Sequence[str]) -> dict[str, Program]:
-    """The translated kernels of a request's source by their names.
+    """The translated kernels of a request's source by their names; raises as `load_text`.
+
+    Raises
+    ------
+    EmulationError
+        A kernel holds something that is not modelled.
+    """
+    from cakegen.emulator import program_of
+
+    text = load_text(request, entries)
+    return {entry: program_of(text, entry) for entry in entries}
+
+
+def load_text(request: FileRequest, entries: Sequence[str]) -> str:
+    """The PTX of a request's source.
 
     Raises
     ------
@@ -82,10 +96,7 @@ def load_programs(request: FileRequest, entries: Sequence[str]) -> dict[str, Pro
         The file is no text, or has no such entry; the message lists those that it has.
     CompileError
         NVRTC refused the CUDA text.
-    EmulationError
-        A kernel holds something that is not modelled.
     """
-    from cakegen.emulator import program_of
     from cakegen.errors import SpecError
 
     try:
@@ -99,7 +110,7 @@ def load_programs(request: FileRequest, entries: Sequence[str]) -> dict[str, Pro
         if entry not in known:
             named = f"no entry {entry!r}" if entry else "a launch names no entry: give one there, or --entry"
             raise SpecError(f"{request.source}: {named}; it has {', '.join(known) or 'none'}")
-    return {entry: program_of(text, entry) for entry in entries}
+    return text
 
 
 def _compile(request: FileRequest, text: str, entries: Sequence[str]) -> str:
@@ -124,13 +135,13 @@ def _run_schedules(
     from cakegen.emulator import Fault
     from cakegen.emulator.sequence import run_sequence
 
-    bound = [_launch(each, request.entry, launches) for each in launches.launches]
+    bound = [bind_launch(each, request.entry, launches) for each in launches.launches]
     status = CLEAN
     sums: list[dict[str, int]] = []
     written: dict[str, HostBuffer] = {}
     for options in schedules:
         name = f"seed {options.seed}" if options.schedule == "random" else options.schedule
-        buffers = {key: _buffer(key, each, folder) for key, each in launches.buffers.items()}
+        buffers = {key: make_buffer(key, each, folder) for key, each in launches.buffers.items()}
         written = {key: each for key, each in buffers.items() if each.role != "read"}
         try:
             reports = run_sequence(programs, bound, buffers, options)
@@ -167,7 +178,8 @@ def _write(buffers: Mapping[str, HostBuffer], out: Path) -> None:
         np.save(out / f"{name}.npy", buffer.array)
 
 
-def _launch(section: Any, entry: str | None, launches: LaunchFile) -> KernelLaunch:
+def bind_launch(section: Any, entry: str | None, launches: LaunchFile) -> KernelLaunch:
+    """A launch of a launch file."""
     from cakegen.emulator.residency import LaunchShape
     from cakegen.emulator.sequence import KernelLaunch
     from cakegen.spec.launch_file import triple
@@ -209,7 +221,7 @@ def _argument(section: Any, launches: LaunchFile) -> Argument:
     return scalar_bytes(section.kind, section.value)
 
 
-def _buffer(name: str, section: BufferSection, folder: Path) -> HostBuffer:
+def make_buffer(name: str, section: BufferSection, folder: Path) -> HostBuffer:
     """A buffer with its first values; files are relative to `folder`."""
     from cakegen.emulator.arrays import HostBuffer, fill_array, read_array
 
@@ -217,7 +229,7 @@ def _buffer(name: str, section: BufferSection, folder: Path) -> HostBuffer:
         return HostBuffer(name, section.role, section.element, read_array(name, section.element, folder / section.file))
     assert section.shape is not None
     fill = "poison" if section.fill is None else section.fill
-    return HostBuffer(name, section.role, section.element, fill_array(section.element, section.shape, fill))
+    return HostBuffer(name, section.role, section.element, fill_array(section.element, section.shape, fill, name))
 
 
 def _difference(buffer: HostBuffer, section: BufferSection, folder: Path) -> str | None:

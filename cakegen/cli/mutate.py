@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from cakegen.emulator.mutation.sequences import SequenceTarget
+
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
 @click.command("mutate")
@@ -39,6 +45,12 @@ import click
 )
 @click.option("--choose", is_flag=True, help="Print a few keys whose runs reach every site of all programs, and end.")
 @click.option("--survivors", type=click.Path(path_type=Path, dir_okay=False), help="Write them here, a line each.")
+@click.option("--cuda", multiple=True, type=_FILE, help="A CUDA file whose kernel is mutated; not with KEY.")
+@click.option("--ptx", multiple=True, type=_FILE, help="The same of a PTX file.")
+@click.option("--launch", multiple=True, type=_FILE, help="What to launch (docs/emulate-launch.md), one a file.")
+@click.option("--entry", help="The kernel that is mutated.  [default: that of the first launch]")
+@click.option("--include", multiple=True, type=_FOLDER, help="Folder for --cuda's includes.")
+@click.option("--option", "nvrtc_options", multiple=True, help="NVRTC option for --cuda, such as --option=-DN=4.")
 @click.option("--table", "only_table", is_flag=True, help="Run nothing; show what the results hold.")
 def mutate_command(
     keys: tuple[str, ...],
@@ -54,11 +66,14 @@ def mutate_command(
     choose: bool,
     survivors: Path | None,
     only_table: bool,
+    **files: Any,
 ) -> None:
     """Run mutants of KEYs (or of --programs) under several schedules until one shows that they are broken.
 
     A mutant is a program whose PTX has one thing wrong: a fence, wait or arrival dropped, a count, parity, descriptor
     field or scope changed, an access moved in front of its wait. Prints a table of what was noticed, and the survivors.
+
+    With --cuda or --ptx, and --launch: anybody's kernels; right is what the unmutated kernel writes, bit for bit.
     """
     from cakegen.emulator.mutation.campaign import Campaign, choose_keys, run_campaign
     from cakegen.emulator.mutation.operators import OPERATORS
@@ -73,10 +88,46 @@ def mutate_command(
         names = {operator.name for operator in OPERATORS} | {"hoist"}
         if unknown := set(operators) - names:
             raise click.UsageError(f"no operator {', '.join(sorted(unknown))}; there is: {', '.join(sorted(names))}")
-        campaign = Campaign(export, arch, _keys(keys, programs), seeds, operators, attempts)
+        if any(files[name] for name in ("ptx", "cuda", "launch")):
+            sequences = _sequences(keys, programs, arch, **files)
+            export, keys = "", tuple(each.name for each in sequences)
+        else:
+            sequences, keys = (), _keys(keys, programs)
+        campaign = Campaign(export, arch, keys, seeds, operators, attempts, sequences)
         with _progress("sites") as advance:
             run_campaign(campaign, out, jobs, lambda done, total, entry: advance(done, total, _last(entry)))
     show_results(out, explained, survivors)
+
+
+def _sequences(
+    keys: tuple[str, ...],
+    programs: Path | None,
+    arch: str,
+    *,
+    ptx: tuple[Path, ...],
+    cuda: tuple[Path, ...],
+    launch: tuple[Path, ...],
+    entry: str | None,
+    **compiling: Any,
+) -> tuple[SequenceTarget, ...]:
+    from cakegen.cli.emulate_files import FileRequest
+    from cakegen.cli.mutate_files import sequence_targets
+
+    if keys or programs or (ptx and cuda) or len(launch) != len(ptx or cuda):
+        raise click.UsageError("give either KEYs or --programs; or --cuda or --ptx files, and as many --launch files")
+    requests = [
+        FileRequest(
+            ptx=None if cuda else source,
+            cuda=source if cuda else None,
+            launch=file,
+            entry=entry,
+            out=None,
+            arch=arch,
+            **compiling,
+        )
+        for source, file in zip(cuda or ptx, launch, strict=True)
+    ]
+    return sequence_targets(requests)
 
 
 def _keys(keys: tuple[str, ...], programs: Path | None) -> tuple[str, ...]:

@@ -94,8 +94,13 @@ def scalar_bytes(element: str, value: float) -> bytes:
     return np.array([value], kind).tobytes()
 
 
-def fill_array(element: str, shape: Sequence[int], fill: str | float) -> Array:
-    """An array of one value, of `poison` (all bits set), or of `index`: 0, 1, 2, … in memory order.
+def fill_array(element: str, shape: Sequence[int], fill: str | float, name: str = "") -> Array:
+    """An array of one value, of `poison` (all bits set), of `index`: 0, 1, 2, … in memory order, or of `normal`.
+
+    Parameters
+    ----------
+    name
+        Normal random numbers of buffers with other names are others; the same in every run.
 
     Raises
     ------
@@ -105,11 +110,19 @@ def fill_array(element: str, shape: Sequence[int], fill: str | float) -> Array:
     dtype = np.dtype(ELEMENTS[element])
     if fill == "poison":
         return np.full((*shape, dtype.itemsize), POISON_BYTE, np.uint8).view(dtype)[..., 0]
-    if fill == "index":
-        values = np.arange(int(np.prod(shape)))
+    if fill in ("index", "normal"):
+        values = _values(element, int(np.prod(shape)), fill == "normal", name)
         stored = bf16_single(values.astype(np.float32)) if element == "bf16" else values.astype(dtype)
         return stored.reshape(shape)
     return np.full(shape, np.frombuffer(scalar_bytes(element, float(fill)), dtype)[0])
+
+
+def _values(element: str, count: int, normal: bool, name: str) -> Array:
+    if not normal:
+        return np.arange(count)
+    if ELEMENTS[element][0] != "f" and element != "bf16":
+        raise LaunchError(f"buffer {name}: fill 'normal' is for bf16, f16, f32 and f64; its elements are {element}")
+    return np.random.default_rng(list(name.encode())).standard_normal(count)
 
 
 def read_array(name: str, element: str, file: Path) -> Array:

@@ -44,7 +44,7 @@ class BufferSection(Record):
     element: Element
     file: str | None = None
     shape: Annotated[tuple[Extent, ...], Field(min_length=1, max_length=8)] | None = None
-    fill: Literal["poison", "index"] | float | None = None
+    fill: Literal["poison", "index", "normal"] | float | None = None
     expect: Expectation | None = None
 
 

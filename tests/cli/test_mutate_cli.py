@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click.testing
 
+import cakegen
 from cakegen.cli.main import main
 
+CHAIN = Path(cakegen.__file__).parents[1] / "examples" / "emulate" / "chain"
 KEY = "decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k1_2_o512_c1@sm_90a"
 
 
@@ -48,4 +50,26 @@ def test_no_programs_and_unknown_operators_are_usage_errors() -> None:
     assert "give KEYs or --programs" in result.output
     result = run(KEY, "--operator", "melt")
     assert result.exit_code == 2
-    assert "no operator melt; there is: bytes, column, count" in result.output
+    assert "no operator melt; there is: accumulate, allocation, bytes" in result.output
+
+
+def test_kernel_of_a_launch_file_is_mutated(tmp_path: Path) -> None:
+    """The second of two launches: its store, its wait for the first one, and its barrier matter."""
+    out = tmp_path / "results.jsonl"
+    files = ["--cuda", str(CHAIN.with_suffix(".cu")), "--launch", str(CHAIN.with_suffix(".json"))]
+    chosen = ["--entry", "consume", "--operator", "drop-wait", "--operator", "drop-store", "--seeds", "1"]
+    result = run(*files, *chosen, "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("chain sm_90a, early, late, 1 seeds, NVRTC")
+    found = {(entry["operator"], entry["line"]): entry for entry in map(json.loads, out.read_text().splitlines()[1:])}
+    assert found["drop-wait", "griddepcontrol_wait();"]["outcome"] in ("programmatic", "unwritten-read")
+    assert found["drop-wait", "__syncthreads();"]["outcome"] == "unwritten-read"
+    assert found["drop-store", "sums[i] = squares[i] + staged[63 - threadIdx.x];"]["outcome"] == "output"
+
+
+def test_launch_files_and_keys_are_told_apart() -> None:
+    files = ["--cuda", str(CHAIN.with_suffix(".cu")), "--launch", str(CHAIN.with_suffix(".json"))]
+    for arguments in ([KEY, *files], files[:2], files[2:], [*files, "--launch", files[3]]):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "as many --launch files" in result.output

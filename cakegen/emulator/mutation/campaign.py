@@ -19,8 +19,9 @@ import torch
 
 from cakegen.compile import load_nvrtc
 from cakegen.emulator.mutation.mutants import Mutant
-from cakegen.emulator.mutation.targets import Site, Target, all_targets, target_of
-from cakegen.emulator.mutation.trial import ALIVE, Trial
+from cakegen.emulator.mutation.sequences import SequenceTarget, SequenceTrial
+from cakegen.emulator.mutation.targets import Mutated, Site, all_targets, target_of
+from cakegen.emulator.mutation.trial import ALIVE, RequestTrial, Trial
 from cakegen.errors import EmulationError
 from cakegen.registry import Registry, load_registry
 
@@ -30,12 +31,12 @@ _NEARLY = 0.8
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is run: the mutants of some programs of an export, under both extremes and so many seeds.
+    """What is run: the mutants of some programs, of an export or of launch files, under both extremes and the seeds.
 
     Parameters
     ----------
     keys
-        Programs, as `target_of` reads them.
+        Programs, as `target_of` reads them; or the names of `sequences`.
     operators
         Names of operators; empty: all.
     attempts
@@ -49,15 +50,26 @@ class Campaign:
     seeds: int
     operators: tuple[str, ...] = ()
     attempts: int = 4
+    sequences: tuple[SequenceTarget, ...] = ()
 
     def header(self) -> dict[str, Any]:
         """The first line of the file: what a resumed run must agree with."""
         major, minor = load_nvrtc().version
-        registry = _registry(self.export)
-        texts = [registry.program(name.partition("/")[0]).closure_digest for name in self.keys]
+        if self.sequences:
+            texts: list[Any] = [each.digest for each in self.sequences]
+        else:
+            registry = _registry(self.export)
+            texts = [registry.program(name.partition("/")[0]).closure_digest for name in self.keys]
         digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-        facts = {"nvrtc": f"NVRTC {major}.{minor}", "source_digest": digest}
-        return {**json.loads(json.dumps(asdict(self))), **facts}
+        given = {name: value for name, value in vars(self).items() if name != "sequences"}
+        return {**json.loads(json.dumps(given)), "nvrtc": f"NVRTC {major}.{minor}", "source_digest": digest}
+
+    def trial(self, name: str) -> Trial:
+        """The trial of one of its programs; a process keeps those that it has made."""
+        for sequence in self.sequences:
+            if sequence.name == name:
+                return _sequence_trial(sequence, self.seeds)
+        return _trial(self.export, name, self.arch, self.seeds)
 
 
 def choose_keys(
@@ -71,7 +83,7 @@ def choose_keys(
     targets = list(all_targets(registry, arch))
     reached: list[Reached] = []
     for number, target in enumerate(targets, 1):
-        trial = Trial(registry, target, 0)
+        trial = RequestTrial(registry, target, 0)
         sites = {target.site(each) for each in trial.reached(target.mutants)}
         reached.append(Reached(target.name, trial.wraps, trial.instructions, sites))
         on_progress(number, len(targets))
@@ -110,9 +122,14 @@ def _registry(export: str) -> Registry:
 
 
 @functools.lru_cache(maxsize=16)
-def _trial(export: str, name: str, arch: str, seeds: int) -> Trial:
+def _trial(export: str, name: str, arch: str, seeds: int) -> RequestTrial:
     registry = _registry(export)
-    return Trial(registry, target_of(registry, name, arch), seeds)
+    return RequestTrial(registry, target_of(registry, name, arch), seeds)
+
+
+@functools.lru_cache(maxsize=16)
+def _sequence_trial(target: SequenceTarget, seeds: int) -> SequenceTrial:
+    return SequenceTrial(target, seeds)
 
 
 @dataclass(frozen=True)
@@ -131,7 +148,7 @@ def _run_site(work: Work) -> list[dict[str, Any]]:
     quick = [(candidate, True) for candidate in work.candidates[: work.programs]]
     thorough = [(candidate, False) for candidate in work.candidates[: campaign.attempts]]
     for (name, number), first_only in (*quick, *thorough):
-        trial = _trial(campaign.export, name, campaign.arch, campaign.seeds)
+        trial = campaign.trial(name)
         mutant = trial.target.mutants[number]
         verdict = trial.run(mutant, first_only)
         entries.append({**describe(trial.target, mutant), **asdict(verdict)})
@@ -141,7 +158,7 @@ def _run_site(work: Work) -> list[dict[str, Any]]:
     return entries if entries[-1]["outcome"] not in ALIVE else entries[len(quick) :]
 
 
-def describe(target: Target, mutant: Mutant) -> dict[str, Any]:
+def describe(target: Mutated, mutant: Mutant) -> dict[str, Any]:
     """A mutant's entry in the file, without its verdict."""
     return {
         "key": target.name,
@@ -166,7 +183,7 @@ def planned(campaign: Campaign) -> list[Work]:
     """
     found: dict[str, dict[str, list[int]]] = {}
     for name in campaign.keys:
-        trial = _trial(campaign.export, name, campaign.arch, campaign.seeds)
+        trial = campaign.trial(name)
         reached = set(trial.reached(trial.target.mutants))
         for number, mutant in enumerate(trial.target.mutants):
             if mutant in reached and (not campaign.operators or mutant.operator in campaign.operators):

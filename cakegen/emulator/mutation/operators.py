@@ -200,6 +200,29 @@ def swap_operands(statement: Statement) -> Iterator[Change]:
             yield "a and b", statement.text(operands=[d, b, a, *rest])
 
 
+def accumulate(statement: Statement) -> Iterator[Change]:
+    """A product that adds to the accumulator where it should start anew, or the other way round."""
+    if statement.parts[:2] == ("tcgen05", "mma"):
+        number = 5 if statement.operands[4].startswith("{") else 4
+        old = statement.operands[number]
+        yield "inverted", statement.with_operand(number, old[1:] if old.startswith("!") else f"!{old}")
+    elif statement.parts[:2] == ("wgmma", "mma_async") and statement.operands[3] in ("0", "1"):
+        yield "inverted", statement.with_operand(3, "10"[int(statement.operands[3])])
+
+
+def allocation(statement: Statement) -> Iterator[Change]:
+    """Half and twice the columns of tensor memory, where it is allocated or freed."""
+    if statement.parts[:2] in (("tcgen05", "alloc"), ("tcgen05", "dealloc")):
+        for change, operation in (("twice", "shl.b32"), ("half", "shr.b32")):
+            yield change, statement.with_computed(1, operation, 1, 32)
+
+
+def sources_only(statement: Statement) -> Iterator[Change]:
+    """A wait for bulk stores that is only one for their sources."""
+    if statement.parts[:4] == ("cp", "async", "bulk", "wait_group") and "read" not in statement.parts:
+        yield "wait_group.read", statement.text(f"{statement.opcode}.read")
+
+
 def place(statement: Statement) -> Iterator[Change]:
     """A copy's coordinates and its destination in shared memory, one step further."""
     parts = statement.parts
@@ -305,6 +328,9 @@ OPERATORS = tuple(
         "neighbour": neighbour,
         "descriptor": descriptor,
         "swap": swap_operands,
+        "accumulate": accumulate,
+        "allocation": allocation,
+        "sources-only": sources_only,
         "place": place,
         "multicast": multicast,
         "rank": other_rank,

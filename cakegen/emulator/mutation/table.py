@@ -112,8 +112,11 @@ def render_table(header: dict[str, Any], results: Sequence[dict[str, Any]], surv
         "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in cells).rstrip()
         for cells in (enumerate(zip(line, widths, strict=True)) for line in lines)
     ]
-    schedules = f"early, late, {header['seeds']} seeds and a chain"
-    return "\n".join([f"{header['export']} {header['arch']}, {schedules}, {header['nvrtc']}", "", *text])
+    # launch files have no chain
+    chain = " and a chain" if header["export"] else ""
+    what = header["export"] or ", ".join(header["keys"])
+    head = f"{what} {header['arch']}, early, late, {header['seeds']} seeds{chain}, {header['nvrtc']}"
+    return "\n".join([head, "", *text])
 
 
 def _row(operator: str, results: Sequence[dict[str, Any]], survivors: Sequence[Survivor]) -> tuple[str, ...]:

@@ -24,9 +24,42 @@ _FLAGS = ("-lineinfo",)
 Site = tuple[str, str, str, tuple[str, ...]]
 
 
+class Mutated:
+    """A program whose mutants are run: its PTX, and the text that it came from.
+
+    Parameters
+    ----------
+    name
+        What it is called; the same name, the same program.
+    symbol
+        Its entry.
+    """
+
+    name: str
+    ptx: str
+    symbol: str
+
+    @cached_property
+    def mutants(self) -> tuple[Mutant, ...]:
+        """Every mutant of it."""
+        return mutants_of(self.ptx, self.symbol)
+
+    def source_lines(self, mutant: Mutant) -> tuple[str, ...]:
+        """The text of the source lines of a mutant, from the innermost inlined call out."""
+        raise NotImplementedError
+
+    def kernel_line(self, mutant: Mutant) -> str:
+        """The innermost line outside of the device functions, which hold one instruction each."""
+        raise NotImplementedError
+
+    def site(self, mutant: Mutant) -> Site:
+        """What makes a mutant the same in another program."""
+        return mutant.operator, mutant.change, mutant.instruction.root, self.source_lines(mutant)
+
+
 @dataclass(frozen=True)
-class Target:
-    """One program and a request that launches it: its key, its compilation, its PTX, the request.
+class Target(Mutated):
+    """A program of an export and a request that launches it: its key, its compilation, its PTX, the request.
 
     Parameters
     ----------
@@ -41,15 +74,15 @@ class Target:
     many_tokens: bool = False
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """`KEY/SMS`, with the SM count that its request is planned for, or `KEY/SMS/TOKENS`; `target_of` reads it."""
         name = f"{self.key}/{self.case.sm_count}"
         return f"{name}/{self.case.tokens}" if self.many_tokens else name
 
-    @cached_property
-    def mutants(self) -> tuple[Mutant, ...]:
-        """Every mutant of it."""
-        return mutants_of(self.ptx, self.request.kernel_symbol)
+    @property
+    def symbol(self) -> str:  # type: ignore[override]
+        """Its entry."""
+        return self.request.kernel_symbol
 
     @cached_property
     def _sources(self) -> dict[str, list[str]]:
@@ -60,22 +93,18 @@ class Target:
         return self.request.source.splitlines()
 
     def source_lines(self, mutant: Mutant) -> tuple[str, ...]:
-        """The text of the source lines of a mutant, from the innermost inlined call out."""
+        """As `Mutated` has it."""
         return tuple(
             self._sources.get(file, self._kernel_lines)[line - 1].strip()
             for file, line in mutant.instruction.place.source
         )
 
     def kernel_line(self, mutant: Mutant) -> str:
-        """The innermost line outside of the device functions, which hold one instruction each."""
+        """As `Mutated` has it."""
         for file, line in mutant.instruction.place.source:
             if file not in self._sources:
                 return self._kernel_lines[line - 1].strip()
         return self.source_lines(mutant)[0] if mutant.instruction.place.source else mutant.instruction.text
-
-    def site(self, mutant: Mutant) -> Site:
-        """What makes a mutant the same in another program."""
-        return mutant.operator, mutant.change, mutant.instruction.root, self.source_lines(mutant)
 
 
 def target_of(registry: Registry, name: str, arch: str) -> Target:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from cakegen.emulator.cases import CaseReport, emulate_case, emulate_chain
+from cakegen.emulator.cases import emulate_case, emulate_chain
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.launch import Options, load_program
 from cakegen.emulator.machine import Machine
 from cakegen.emulator.mutation.mutants import Mutant
-from cakegen.emulator.mutation.targets import Target
+from cakegen.emulator.mutation.targets import Mutated, Target
 from cakegen.emulator.parse import parse_kernel
 from cakegen.emulator.translate import Program
 from cakegen.emulator.warp import Strand, Warp
@@ -67,11 +67,21 @@ class Verdict:
         return self.outcome not in ALIVE
 
 
-def schedules(seeds: int) -> Iterator[Schedule]:
+def schedules(seeds: int, *, chain: bool = True) -> Iterator[Schedule]:
     """Both extremes, then the seeds, then the chain."""
     yield from (("early", 0), ("late", 0))
     yield from (("random", seed) for seed in range(seeds))
-    yield CHAIN
+    if chain:
+        yield CHAIN
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: what is wrong in words, copies of its outputs, warp-instructions of its longest launch."""
+
+    problems: tuple[str, ...]
+    outputs: dict[str, Any]
+    instructions: int
 
 
 @dataclass
@@ -110,12 +120,7 @@ class _ReachingMachine(Machine):
 
 
 class Trial:
-    """The runs of one program's mutants: its request, and what it takes and reaches unmutated.
-
-    Parameters
-    ----------
-    seeds
-        Random schedules, after the extremes.
+    """The runs of one program's mutants: what it takes and reaches unmutated, and what a schedule shows of each.
 
     Raises
     ------
@@ -123,37 +128,31 @@ class Trial:
         The program itself fails.
     """
 
-    def __init__(self, registry: Registry, target: Target, seeds: int) -> None:
+    def __init__(self, target: Mutated, chosen: Sequence[Schedule]) -> None:
         self.target = target
-        self._registry = registry
-        self._schedules = tuple(schedules(seeds))
+        self._schedules = tuple(chosen)
         # blocks are translated as they are reached
-        program = Program(parse_kernel(target.ptx, target.request.kernel_symbol))
+        program = Program(parse_kernel(target.ptx, target.symbol))
         reach = Reach()
-        for schedule in (("early", 0), ("random", 0), CHAIN):
+        for schedule in (("early", 0), ("random", 0), *self._schedules[-1:]):
             machine = Machine if schedule == CHAIN else functools.partial(_ReachingMachine, reach, program)
-            report = self._emulate(program, schedule, machine=machine)
-            if report.problems:
-                raise EmulationError(f"{target.key}: the program itself is wrong: {'; '.join(report.problems)}")
-            reach.instructions = max(reach.instructions, *(launch.instructions for launch in report.launches))
+            outcome = self.emulate(program, schedule, machine=machine)
+            if outcome.problems:
+                raise EmulationError(f"{target.name}: the program itself is wrong: {'; '.join(outcome.problems)}")
+            reach.instructions = max(reach.instructions, outcome.instructions)
         self.wraps = reach.phases >= 2
         self.instructions = reach.instructions
         self._limit = max(_LIMIT_FACTOR * reach.instructions, _LIMIT_FLOOR)
         reached = reach.stops.union(*(block.lines for block in program.blocks.values()))
         self._reached = {program.kernel.instructions[index].place.span for index in reached}
 
+    def emulate(self, program: Program, schedule: Schedule, **facts: Any) -> Outcome:
+        """Run a program in the place of the unmutated one."""
+        raise NotImplementedError
+
     def reached(self, mutants: Sequence[Mutant]) -> tuple[Mutant, ...]:
         """Those of some mutants whose instruction a run of the program executes."""
         return tuple(mutant for mutant in mutants if mutant.instruction.place.span in self._reached)
-
-    def _emulate(self, program: Program, schedule: Schedule, **facts: Any) -> CaseReport:
-        def load(registry: Registry, key: str, arch: str) -> Program:
-            return program if key == self.target.key else load_program(registry, key, arch)
-
-        case = self.target.case
-        if schedule == CHAIN:
-            return emulate_chain(self._registry, case, Options("late", 0, _ARITHMETIC, **facts), load=load)
-        return emulate_case(self._registry, case, Options(*schedule, _ARITHMETIC, **facts), load=load)
 
     def run(self, mutant: Mutant, first_only: bool = False) -> Verdict:
         """Run a mutant until a schedule shows it.
@@ -166,18 +165,18 @@ class Trial:
         start = time.perf_counter()
         try:
             text = mutant.apply(self.target.ptx)
-            program = Program(parse_kernel(text, self.target.request.kernel_symbol))
+            program = Program(parse_kernel(text, self.target.symbol))
             sign = self._first_sign(program, self._schedules[:1] if first_only else self._schedules)
         except EmulationError as error:
             sign = (REFUSED, "", str(error).splitlines()[0])
         return Verdict(*sign, time.perf_counter() - start)
 
     def _first_sign(self, program: Program, chosen: Sequence[Schedule]) -> tuple[str, str, str]:
-        before: dict[str, torch.Tensor] = {}
+        before: dict[str, Any] = {}
         for schedule in chosen:
             name = schedule[0] if schedule[0] != "random" else f"seed {schedule[1]}"
             try:
-                report = self._emulate(program, schedule, instruction_limit=self._limit)
+                report = self.emulate(program, schedule, instruction_limit=self._limit)
             except Fault as fault:
                 return fault.kind, name, fault.message.splitlines()[0]
             except EmulationError:
@@ -193,3 +192,33 @@ class Trial:
                 return UNSTEADY, name, f"{', '.join(changed)} differ between two schedules"
             before = report.outputs
         return SURVIVED, "", ""
+
+
+class RequestTrial(Trial):
+    """The mutants of a program of an export, in the request that launches it.
+
+    Parameters
+    ----------
+    seeds
+        Random schedules, after the extremes; behind them comes the chain.
+    """
+
+    def __init__(self, registry: Registry, target: Target, seeds: int) -> None:
+        self._registry = registry
+        self._target = target
+        # rings between CTAs of sm_90a programs are built on any scope, as published ones are
+        self._scopes = "practice" if target.case.arch == "sm_90a" else "strict"
+        super().__init__(target, tuple(schedules(seeds)))
+
+    def emulate(self, program: Program, schedule: Schedule, **facts: Any) -> Outcome:
+        """As `Trial` has it."""
+
+        def load(registry: Registry, key: str, arch: str) -> Program:
+            return program if key == self._target.key else load_program(registry, key, arch)
+
+        kind, seed = ("late", 0) if schedule == CHAIN else schedule
+        options = Options(kind, seed, _ARITHMETIC, scopes=self._scopes, **facts)
+        run = emulate_chain if schedule == CHAIN else emulate_case
+        report = run(self._registry, self._target.case, options, load=load)
+        longest = max(launch.instructions for launch in report.launches)
+        return Outcome(report.problems, report.outputs, longest)

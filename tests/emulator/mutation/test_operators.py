@@ -135,6 +135,28 @@ def test_operands_of_a_product_are_swapped() -> None:
     assert changes("swap", WGMMA)["a and b"] == WGMMA.replace("%rd1, %rd2", "%rd2, %rd1")
 
 
+def test_product_starts_anew_instead_of_adding() -> None:
+    masked = TCGEN_MMA.replace("%r2, %p1", "%r2, {%r3, %r4, %r5, %r6}, !%p1")
+    assert changes("accumulate", TCGEN_MMA) == {"inverted": TCGEN_MMA.replace("%p1", "!%p1")}
+    assert changes("accumulate", masked) == {"inverted": masked.replace("!%p1", "%p1")}
+    assert changes("accumulate", WGMMA) == {"inverted": WGMMA.replace("%rd2, 1,", "%rd2, 0,")}
+
+
+def test_allocation_names_other_columns() -> None:
+    alloc = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], %r2"
+    changed = alloc.replace("%r2", "%mutated")
+    assert changes("allocation", alloc) == {
+        "twice": computed("shl.b32", 32, "%r2", 1, changed),
+        "half": computed("shr.b32", 32, "%r2", 1, changed),
+    }
+
+
+def test_wait_for_stores_becomes_one_for_their_sources() -> None:
+    wait = "cp.async.bulk.wait_group 0"
+    assert changes("sources-only", wait) == {"wait_group.read": "cp.async.bulk.wait_group.read 0"}
+    assert changes("sources-only", "cp.async.bulk.wait_group.read 0") == {}
+
+
 def test_place_moves_coordinates_and_destination() -> None:
     found = changes("place", COPY)
     assert list(found) == ["destination +128", "coordinate 0 +1", "coordinate 1 +1"]

@@ -14,7 +14,7 @@ from cakegen.emulator.cases import Case
 from cakegen.emulator.mutation.campaign import describe
 from cakegen.emulator.mutation.table import Explanation, read_explanations
 from cakegen.emulator.mutation.targets import Target, target_of
-from cakegen.emulator.mutation.trial import Trial
+from cakegen.emulator.mutation.trial import RequestTrial
 from cakegen.registry import Registry, load_registry
 
 FOLDER = Path(cakegen.__file__).parents[1] / "benchmarks" / "mutation"
@@ -66,7 +66,7 @@ def test_committed_survivors_are_explained() -> None:
 
 @pytest.mark.parametrize(("name", "step"), SAMPLE, ids=lambda value: str(value)[28:60])
 def test_sample_is_killed_or_explained(registry: Registry, name: str, step: int) -> None:
-    trial = Trial(registry, target_of(registry, name, ARCH), seeds=1)
+    trial = RequestTrial(registry, target_of(registry, name, ARCH), seeds=1)
     alive = []
     for mutant in {trial.target.site(each): each for each in trial.reached(trial.target.mutants)}.values():
         entry = describe(trial.target, mutant)

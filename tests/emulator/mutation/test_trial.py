@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cakegen.emulator.mutation.targets import target_of
-from cakegen.emulator.mutation.trial import CHAIN, Trial, schedules
+from cakegen.emulator.mutation.trial import CHAIN, RequestTrial, schedules
 from cakegen.errors import EmulationError
 from cakegen.registry import Registry
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.emulator, pytest.mark.xdist_group("mutation")]
 
 
 def test_only_overlapping_launches_show_a_lost_wait_for_earlier_ones(registry: Registry) -> None:
-    trial = Trial(registry, target_of(registry, FRONT, "sm_90a"), seeds=1)
+    trial = RequestTrial(registry, target_of(registry, FRONT, "sm_90a"), seeds=1)
     waits = [
         mutant
         for mutant in trial.reached(trial.target.mutants)

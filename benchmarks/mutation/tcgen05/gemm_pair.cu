@@ -1,0 +1,6 @@
+// `tests/emulator/kernels/gemm_pair.cu` with what it includes, as one file that NVRTC takes.
+#include "cake_tiny_latent_moe_device_common.cuh"
+#include "tcgen05.cuh"
+using namespace cake;
+#include "gemm_pair.cuh"
+#include "kernels/gemm_pair.cu"
