@@ -18,6 +18,7 @@ from cakegen.emulator.faults import Fault
 from cakegen.emulator.operands import read_address, read_lanes, refused
 from cakegen.emulator.ptx import Address, Immediate, Instruction, Negated, Operand, Register, Vector
 from cakegen.emulator.tcgen05_issue import Issued, cta_group_of, pair_of
+from cakegen.emulator.tensor_core import bf16_to_f32
 from cakegen.emulator.tensor_descriptors import InstructionDescriptor, check_reach
 from cakegen.emulator.tensor_memory import GROUP_LANES, LANES, Region, TensorMemory, split_address
 from cakegen.errors import EmulationError
@@ -136,6 +137,11 @@ def _skipped_lanes(
     return (bits.reshape(8, GROUP_LANES) != 0,) * cta_group
 
 
+def _single(bits: Array, half: bool) -> Array:
+    """The fp32 values of f16 or bf16 bits."""
+    return bits.view(np.float16).astype(np.float32) if half else bf16_to_f32(bits)
+
+
 class _Mma:
     """One mma as it is issued, by one thread, for its CTA or its pair."""
 
@@ -168,6 +174,9 @@ class _Mma:
             a_bits = self._gather("a", operands.a, shape.m, shape.a_across, shape.a_negated)
         b_bits = self._gather("b", operands.b, shape.n, shape.b_across, shape.b_negated)
         b_all = b_bits[0] if self._cta_group == 1 else np.concatenate(b_bits)
+        if shape.a_half or shape.b_half:
+            a_bits = [_single(bits, shape.a_half) for bits in a_bits]
+            b_all = _single(b_all, shape.b_half)
         for number, cta in enumerate(self._pair):
             skipped = operands.skipped_lanes[number] if operands.skipped_lanes else None
             self._accumulate(cta.tensor_memory, a_bits[number], b_all, skipped)

@@ -33,21 +33,25 @@ def bf16_to_f32(bits: Array) -> Array:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def _values(operand: Array) -> Array:
+    return bf16_to_f32(operand) if operand.dtype == np.uint16 else operand
+
+
 def multiply_add_hopper(a_bits: Array, b_bits: Array, c: Array) -> Array:
     """`c [m, n] + a [m, 16] b [n, 16]^T` in the model's arithmetic.
 
     Parameters
     ----------
     a_bits, b_bits
-        bf16 bits in u16.
+        bf16 bits in u16; or both as their values in fp32, where one holds f16.
     c
         fp32.
     """
-    a = bf16_to_f32(a_bits).astype(np.float64)
-    b = bf16_to_f32(b_bits).astype(np.float64)
+    a, b = _values(a_bits).astype(np.float64), _values(b_bits).astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()):
         return _with_specials(a, b, a_bits, b_bits, c)
-    narrow = _is_narrow(a_bits, 7, _NARROW) and _is_narrow(b_bits, 7, _NARROW)
+    bits = a_bits.dtype == np.uint16
+    narrow = bits and _is_narrow(a_bits, 7, _NARROW) and _is_narrow(b_bits, 7, _NARROW)
     if narrow and _is_narrow(c.view(np.uint32), 23, _NARROW_C):
         return _narrow_sum(a_bits, b_bits, c)
     return _aligned_sum(a, b, a_bits, b_bits, c)
@@ -55,7 +59,7 @@ def multiply_add_hopper(a_bits: Array, b_bits: Array, c: Array) -> Array:
 
 def multiply_add_wide(a_bits: Array, b_bits: Array, c: Array) -> Array:
     """The same in fp64, rounded once to fp32: faster, and within the tolerance of any model."""
-    a, b = bf16_to_f32(a_bits).astype(np.float64), bf16_to_f32(b_bits).astype(np.float64)
+    a, b = _values(a_bits).astype(np.float64), _values(b_bits).astype(np.float64)
     result: Array = (a @ b.T + c).astype(np.float32)
     return result
 
@@ -77,7 +81,9 @@ def _aligned_sum(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -> 
 
 
 def _factor_exponents(bits: Array) -> Array:
-    """Exponents of bf16 factors; that of zero is so low that no product with it is the largest."""
+    """Exponents of factors (bf16 bits, or fp32); that of zero is so low that no product with it is the largest."""
+    if bits.dtype == np.float32:
+        return np.where(bits != 0, _exponents(bits.view(np.uint32), 23), _ZERO_EXPONENT)
     return np.where(bits & np.uint16(0x7FFF), _exponents(bits, 7), _ZERO_EXPONENT)
 
 

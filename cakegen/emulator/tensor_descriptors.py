@@ -151,7 +151,10 @@ def check_reach(granules: Array, num_bytes: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class InstructionDescriptor:
-    """What one tcgen05.mma of kind::f16 computes. M and N are those of the pair for cta_group::2."""
+    """What one tcgen05.mma of kind::f16 computes. M and N are those of the pair for cta_group::2.
+
+    `a_half`, `b_half`: the operand is f16, not bf16.
+    """
 
     m: int
     n: int
@@ -159,6 +162,8 @@ class InstructionDescriptor:
     b_across: bool
     a_negated: bool
     b_negated: bool
+    a_half: bool
+    b_half: bool
 
 
 def decode_instruction(value: int, cta_group: int) -> InstructionDescriptor:
@@ -180,8 +185,8 @@ def decode_instruction(value: int, cta_group: int) -> InstructionDescriptor:
     d_type, a_type, b_type = value >> 4 & 3, value >> 7 & 7, value >> 10 & 7
     if d_type > 1 or a_type > 1 or b_type > 1 or (d_type == 0 and 1 in (a_type, b_type)):
         raise Fault("descriptor", f"{what}: types D {d_type}, A {a_type}, B {b_type} are no combination of kind::f16")
-    if (d_type, a_type, b_type) != (1, 1, 1):
-        raise EmulationError(f"{what}: only bf16 operands with an fp32 accumulator are modelled")
+    if d_type != 1:
+        raise EmulationError(f"{what}: only an fp32 accumulator is modelled")
     m, n = (value >> 24 & 31) * 16, (value >> 17 & 63) * 8
     heights, step = ((64, 128), 8) if cta_group == 1 else ((128, 256), 16)
     if m not in heights or n % step or not step <= n <= 256:
@@ -191,4 +196,5 @@ def decode_instruction(value: int, cta_group: int) -> InstructionDescriptor:
             f"steps of {step}",
         )
     negated, across = value >> 13 & 3, value >> 15 & 3
-    return InstructionDescriptor(m, n, bool(across & 1), bool(across & 2), bool(negated & 1), bool(negated & 2))
+    flags = (across & 1, across & 2, negated & 1, negated & 2, a_type == 0, b_type == 0)
+    return InstructionDescriptor(m, n, *map(bool, flags))

@@ -110,6 +110,23 @@ def test_mma_of_128_rows_fills_every_lane(launch: Launch, array: Make, adversary
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize(("a_half", "b_half"), [(True, True), (True, False), (False, True)])
+def test_mma_of_f16_operands(launch: Launch, array: Make, a_half: bool, b_half: bool) -> None:
+    """Types of A and B are bits 7 to 9 and 10 to 12 of the instruction descriptor: 0 is f16, 1 bf16 (9.7.16.4.2)."""
+    cleared = (a_half << 7) + (b_half << 10)
+    issue = ISSUE.replace("tensor_instruction(M, N)", f"(tensor_instruction(M, N) & ~{cleared}u)")
+    source = kernel(STAGE, SETUP, issue, WAIT, READ, TEARDOWN, n=32)
+    make = np.random.default_rng(1)
+    values = [make.integers(-8, 9, (rows, 64)).astype(np.float32) for rows in (128, 32)]
+    a, b = (
+        array(each.astype(np.float16).view(np.uint16) if half else (each.view(np.uint32) >> 16).astype(np.uint16))
+        for each, half in zip(values, (a_half, b_half), strict=True)
+    )
+    out = array(np.full((128, 32), np.nan), np.float32)
+    launch(source, out, a, b, array(WATCH, np.uint64), block=128, smem=1024 + 160 * 128, arch="sm_100a")
+    np.testing.assert_array_equal(out, values[0] @ values[1].T)
+
+
 @pytest.mark.parametrize("half", [0, 16])
 def test_mma_of_64_rows_fills_half_of_each_quadrant(
     launch: Launch, array: Make, adversary: Adversary, half: int

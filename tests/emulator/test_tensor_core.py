@@ -48,6 +48,22 @@ def test_model_is_what_its_description_says(seed: int) -> None:
             assert got[m, n] == expected, (m, n)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_f16_operands_follow_the_same_model(seed: int) -> None:
+    make = np.random.default_rng(seed)
+    a, b = (
+        (make.standard_normal((rows, 16)) * 2.0 ** make.integers(-6, 7, (rows, 16))).astype(np.float16)
+        for rows in (16, 8)
+    )
+    a[0], b[0, 3] = 0, 0
+    c = (make.standard_normal((16, 8)) * 2.0 ** make.integers(-8, 12, (16, 8))).astype(np.float32)
+    got = multiply_add_hopper(a.astype(np.float32), b.astype(np.float32), c)
+    for m in range(1, 16):
+        for n in range(8):
+            assert got[m, n] == described(a[m], b[n], c[m, n]), (m, n)
+    assert (got[0] == c[0]).all()
+
+
 def test_model_differs_from_a_wide_sum_and_never_grows() -> None:
     """A model that were exact would make the comparison with a device worthless."""
     make = np.random.default_rng(3)

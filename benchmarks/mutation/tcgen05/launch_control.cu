@@ -3,4 +3,4 @@
 #include "tcgen05.cuh"
 using namespace cake;
 #include "gemm_pair.cuh"
-#include "kernels/gemm_launch_control.cu"
+#include "gemm_launch_control.cu"

@@ -2,4 +2,4 @@
 #include "cake_tiny_latent_moe_device_common.cuh"
 #include "tcgen05.cuh"
 using namespace cake;
-#include "kernels/gemm_one_cta.cu"
+#include "gemm_one_cta.cu"
