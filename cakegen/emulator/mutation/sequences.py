@@ -69,9 +69,9 @@ class SequenceTarget(Mutated):
         return lines[line - 1].strip() if line <= len(lines) else f"{file}:{line}"
 
     def kernel_line(self, mutant: Mutant) -> str:
-        """The line that calls the instruction's function; else its own."""
+        """The line in a function that the kernel calls; of a shorter chain of calls, the outermost."""
         lines = self.source_lines(mutant)
-        return lines[min(1, len(lines) - 1)] if lines else mutant.instruction.text
+        return lines[max(len(lines) - 2, min(1, len(lines) - 1))] if lines else mutant.instruction.text
 
 
 class SequenceTrial(Trial):
@@ -95,7 +95,7 @@ class SequenceTrial(Trial):
         """As `Trial` has it; the first run's outputs are what every other one must have, bit for bit."""
         target = self._target
         buffers = {name: HostBuffer(name, role, element, array) for name, role, element, array in target.buffers}
-        options = Options(*schedule, target.arithmetic, scopes="strict", **facts)
+        options = Options(*schedule, target.arithmetic, **facts)
         programs = {**self._others, target.symbol: program}
         reports = run_sequence(programs, target.launches, buffers, options)
         written = {name: each.array for name, each in buffers.items() if each.role != "read"}

@@ -96,11 +96,14 @@ class Reach:
         Phases that the mbarrier with the most of them completed: 2 and more, and a ring has wrapped around.
     instructions
         Warp-instructions of the longest launch.
+    places
+        In the text, of all instructions that were executed.
     """
 
     stops: set[int] = field(default_factory=set)
     phases: int = 0
     instructions: int = 0
+    places: set[tuple[int, int]] = field(default_factory=set)
 
 
 class _ReachingMachine(Machine):
@@ -122,6 +125,8 @@ class _ReachingMachine(Machine):
 class Trial:
     """The runs of one program's mutants: what it takes and reaches unmutated, and what a schedule shows of each.
 
+    Scopes are taken as strictly as the program itself bears.
+
     Raises
     ------
     EmulationError
@@ -131,20 +136,31 @@ class Trial:
     def __init__(self, target: Mutated, chosen: Sequence[Schedule]) -> None:
         self.target = target
         self._schedules = tuple(chosen)
-        # blocks are translated as they are reached
-        program = Program(parse_kernel(target.ptx, target.symbol))
-        reach = Reach()
-        for schedule in (("early", 0), ("random", 0), *self._schedules[-1:]):
-            machine = Machine if schedule == CHAIN else functools.partial(_ReachingMachine, reach, program)
-            outcome = self.emulate(program, schedule, machine=machine)
-            if outcome.problems:
-                raise EmulationError(f"{target.name}: the program itself is wrong: {'; '.join(outcome.problems)}")
-            reach.instructions = max(reach.instructions, outcome.instructions)
+        try:
+            self.scopes, reach = "strict", self._run_unmutated("strict")
+        except Fault as fault:
+            if fault.kind != "race":
+                raise
+            # rings between CTAs are built on any scope, here and elsewhere
+            self.scopes, reach = "practice", self._run_unmutated("practice")
         self.wraps = reach.phases >= 2
         self.instructions = reach.instructions
         self._limit = max(_LIMIT_FACTOR * reach.instructions, _LIMIT_FLOOR)
+        self._reached = reach.places
+
+    def _run_unmutated(self, scopes: str) -> Reach:
+        # blocks are translated as they are reached
+        program = Program(parse_kernel(self.target.ptx, self.target.symbol))
+        reach = Reach()
+        for schedule in (("early", 0), ("random", 0), *self._schedules[-1:]):
+            machine = Machine if schedule == CHAIN else functools.partial(_ReachingMachine, reach, program)
+            outcome = self.emulate(program, schedule, machine=machine, scopes=scopes)
+            if outcome.problems:
+                raise EmulationError(f"{self.target.name}: the program itself is wrong: {'; '.join(outcome.problems)}")
+            reach.instructions = max(reach.instructions, outcome.instructions)
         reached = reach.stops.union(*(block.lines for block in program.blocks.values()))
-        self._reached = {program.kernel.instructions[index].place.span for index in reached}
+        reach.places = {program.kernel.instructions[index].place.span for index in reached}
+        return reach
 
     def emulate(self, program: Program, schedule: Schedule, **facts: Any) -> Outcome:
         """Run a program in the place of the unmutated one."""
@@ -176,7 +192,7 @@ class Trial:
         for schedule in chosen:
             name = schedule[0] if schedule[0] != "random" else f"seed {schedule[1]}"
             try:
-                report = self.emulate(program, schedule, instruction_limit=self._limit)
+                report = self.emulate(program, schedule, instruction_limit=self._limit, scopes=self.scopes)
             except Fault as fault:
                 return fault.kind, name, fault.message.splitlines()[0]
             except EmulationError:
@@ -206,8 +222,6 @@ class RequestTrial(Trial):
     def __init__(self, registry: Registry, target: Target, seeds: int) -> None:
         self._registry = registry
         self._target = target
-        # rings between CTAs of sm_90a programs are built on any scope, as published ones are
-        self._scopes = "practice" if target.case.arch == "sm_90a" else "strict"
         super().__init__(target, tuple(schedules(seeds)))
 
     def emulate(self, program: Program, schedule: Schedule, **facts: Any) -> Outcome:
@@ -217,7 +231,7 @@ class RequestTrial(Trial):
             return program if key == self._target.key else load_program(registry, key, arch)
 
         kind, seed = ("late", 0) if schedule == CHAIN else schedule
-        options = Options(kind, seed, _ARITHMETIC, scopes=self._scopes, **facts)
+        options = Options(kind, seed, _ARITHMETIC, **facts)
         run = emulate_chain if schedule == CHAIN else emulate_case
         report = run(self._registry, self._target.case, options, load=load)
         longest = max(launch.instructions for launch in report.launches)
