@@ -77,11 +77,10 @@ def mutate_command(
     """
     from cakegen.emulator.mutation.campaign import Campaign, choose_keys, run_campaign
     from cakegen.emulator.mutation.operators import OPERATORS
-    from cakegen.registry import load_registry
 
     if choose:
         with _progress("programs") as advance:
-            chosen = choose_keys(load_registry(export), arch, lambda done, total: advance(done, total, ""))
+            chosen = choose_keys(export, arch, jobs, lambda done, total: advance(done, total, ""))
         click.echo("\n".join(chosen))
         return
     if not only_table:

@@ -13,7 +13,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,10 @@ from cakegen.registry import Registry, load_registry
 
 # Programs that reach this share of what the best one reaches are as good, and the fastest of them is taken.
 _NEARLY = 0.8
+# Sites, or programs, that a process takes at a time.
+_CHUNK = 4
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -73,21 +77,26 @@ class Campaign:
 
 
 def choose_keys(
-    registry: Registry, arch: str, on_progress: Callable[[int, int], None] = lambda done, total: None
+    export: str, arch: str, jobs: int, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[str, ...]:
     """A few programs whose runs reach every site that the run of any program reaches.
 
     Programs whose rings wrap around come first: what a ring needs only then shows only there. Of those that reach
     nearly as many missing sites as the best one, the one that runs fewest instructions.
     """
-    targets = list(all_targets(registry, arch))
+    names = [target.name for target in all_targets(_registry(export), arch)]
     reached: list[Reached] = []
-    for number, target in enumerate(targets, 1):
-        trial = RequestTrial(registry, target, 0)
-        sites = {target.site(each) for each in trial.reached(target.mutants)}
-        reached.append(Reached(target.name, trial.wraps, trial.instructions, sites))
-        on_progress(number, len(targets))
-    return choose(reached)
+    for each in _mapped(functools.partial(_reach, export, arch), names, jobs):
+        reached.append(each)
+        on_progress(len(reached), len(names))
+    # workers end in any order
+    return choose(sorted(reached, key=lambda program: names.index(program.name)))
+
+
+def _reach(export: str, arch: str, name: str) -> Reached:
+    trial = _trial(export, name, arch, 0)
+    sites = {trial.target.site(each) for each in trial.reached(trial.target.mutants)}
+    return Reached(name, trial.wraps, trial.instructions, sites)
 
 
 @dataclass(frozen=True)
@@ -242,7 +251,7 @@ def run_campaign(
     finished = len(work) - len(left)
     on_progress(finished, len(work), None)
     with file.open("a", encoding="utf-8") as out:
-        for number, entries in enumerate(_results(left, jobs), finished + 1):
+        for number, entries in enumerate(_mapped(_run_site, left, jobs), finished + 1):
             # one write a site: what is in the file is whole
             out.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
             out.flush()
@@ -255,10 +264,11 @@ def _cut_off(file: Path) -> None:
     file.write_bytes(raw[: raw.rindex(b"\n") + 1])
 
 
-def _results(work: Sequence[Work], jobs: int) -> Iterator[list[dict[str, Any]]]:
+def _mapped(function: Callable[[_Item], _Result], items: Sequence[_Item], jobs: int) -> Iterator[_Result]:
+    """Results as they come, of several processes."""
     if jobs == 1:
-        yield from map(_run_site, work)
+        yield from map(function, items)
         return
     # spawned: a forked child would share the parent's threads of numpy and torch
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_run_site, work, chunksize=4)
+        yield from pool.imap_unordered(function, items, chunksize=_CHUNK)

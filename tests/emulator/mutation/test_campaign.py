@@ -14,6 +14,7 @@ from cakegen.emulator.mutation.campaign import (
     Work,
     _run_site,
     choose,
+    choose_keys,
     planned,
     read_campaign,
     run_campaign,
@@ -111,6 +112,15 @@ def test_site_runs_under_one_schedule_in_every_program_and_then_under_all(monkey
     monkeypatch.setattr(Trial, "run", lambda *arguments: run("survived " * 6, *arguments))
     assert [entry["outcome"] for entry in _run_site(work)] == ["survived"] * 4
     assert runs == [True] * 2 + [False] * 4
+
+
+def test_programs_are_chosen_by_what_their_runs_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program twice: once will do."""
+    target = target_of(load_registry("tiny_latent_moe"), KEY, "sm_90a")
+    monkeypatch.setattr("cakegen.emulator.mutation.campaign.all_targets", lambda registry, arch: [target, target])
+    seen: list[tuple[int, int]] = []
+    assert choose_keys("tiny_latent_moe", "sm_90a", 1, lambda done, total: seen.append((done, total))) == (target.name,)
+    assert seen == [(1, 2), (2, 2)]
 
 
 def test_choice_takes_rings_that_wrap_first_and_fast_programs_among_equals() -> None:
