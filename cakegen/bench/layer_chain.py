@@ -26,6 +26,7 @@ from cakegen.bench.operands import (
     poison,
     rank_of,
 )
+from cakegen.bench.products import CUBLAS
 from cakegen.bench.records import OURS, RIVAL_PREFIX, TIMED, UNSERVED, WRONG, fastest_limit, fastest_rival
 from cakegen.bench.rivals import RIVALS
 from cakegen.bench.rows import STAGES, Row, work_of
@@ -132,7 +133,7 @@ def _links(bench: Bench, tail: TailWeights) -> Iterator[Link]:
         return
     pointwise = pointwise_to_try(bench, tail)[0]
     for name in ("separate", "joined"):
-        front, back = (partial(build_rival, RIVALS[stage][name], pointwise) for stage in STAGES)
+        front, back = (partial(build_rival, RIVALS[stage][name], pointwise, CUBLAS) for stage in STAGES)
         yield Link(f"{RIVAL_PREFIX}{name}", front, back, joined=name == "joined")
 
 

@@ -9,8 +9,10 @@ from functools import partial
 import torch
 
 from cakegen.bench.arms import Arm, WrongResult, build_ours, capture_checked
+from cakegen.bench.libraries import Library
 from cakegen.bench.operands import TOLERANCES, Case, TailWeights, Weights, make_operands
 from cakegen.bench.pointwise import Pointwise, make_pointwise
+from cakegen.bench.products import CUBLAS, Cublas
 from cakegen.bench.records import (
     FLOOR,
     GEMM,
@@ -49,6 +51,10 @@ class Settings:
         Whether stock chains run, and whether copies of the weights are rotated over.
     compile_rivals
         Whether stock chains try torch.compile.
+    libraries
+        Kernel libraries, by name, whose GEMMs take cuBLAS's place in the stock chains, where they run.
+    search
+        Whether libraries may search for their fastest configuration of each shape; it takes minutes.
     seed
         Of all random operands.
     backend
@@ -59,6 +65,8 @@ class Settings:
     rivals: bool = True
     rotation: bool = True
     compile_rivals: bool = True
+    libraries: tuple[str, ...] = ()
+    search: bool = False
     seed: int = 0
     backend: str = "auto"
 
@@ -79,6 +87,8 @@ class Bench:
         The stream probe, or None where it can't run.
     notes
         Why something does not run here, by name; goes into every row.
+    libraries
+        Kernel libraries that run here.
     """
 
     moe: LatentMoe
@@ -87,6 +97,7 @@ class Bench:
     probe: StreamProbe | None
     settings: Settings = field(default_factory=Settings)
     notes: dict[str, str] = field(default_factory=dict)
+    libraries: tuple[Library, ...] = ()
 
     @property
     def decode_max_tokens(self) -> int:
@@ -190,19 +201,25 @@ class RowMeasurement:
         return TIMED, None, arm.keys
 
     def _add_rivals(self, calls: dict[str, Call]) -> None:
-        for name, build in RIVALS[self._case.row.stage].items():
+        chains = RIVALS[self._case.row.stage]
+        # what runs with cuBLAS's products is what the libraries' chains get
+        works: Pointwise = self._pointwise[0]
+        for name in chains:
             for pointwise in self._pointwise:
-                label = f"{RIVAL_PREFIX}{name}" + ("" if pointwise.how == "compiled" else f" {pointwise.how}")
-                if self._try_rival(calls, label, partial(build_rival, build, pointwise), tolerances_of(name)):
+                if self._try_rival(calls, name, pointwise, CUBLAS):
+                    works = pointwise
                     break
+        for library in self._bench.libraries:
+            for name in library.chains[self._case.row.stage]:
+                self._try_rival(calls, name, works, library)
 
-    def _try_rival(
-        self, calls: dict[str, Call], label: str, build: Callable[[Case], Arm], tolerances: Mapping[str, float]
-    ) -> bool:
+    def _try_rival(self, calls: dict[str, Call], name: str, pointwise: Pointwise, products: Cublas) -> bool:
         """Whether a chain runs here and is right; a stock chain may fail with any exception."""
         case, clock = self._case, self._bench.clock
+        label = chain_label(name, pointwise, products)
+        build = partial(build_rival, RIVALS[case.row.stage][name], pointwise, products)
         try:
-            calls[label] = capture_checked(build(case), case, clock, tolerances)
+            calls[label] = capture_checked(build(case), case, clock, tolerances_of(name))
         except Exception as error:
             # raises if the device is lost, which is no chain's private trouble
             clock.settle()
@@ -242,9 +259,19 @@ class RowMeasurement:
         return rotations
 
 
-def build_rival(build: Builder, pointwise: Pointwise, case: Case) -> Arm:
+def build_rival(build: Builder, pointwise: Pointwise, products: Cublas, case: Case) -> Arm:
     """A stock chain for a case, with its other arguments in front."""
-    return build(case, pointwise)
+    return build(case, pointwise, products)
+
+
+def chain_label(name: str, pointwise: Pointwise, products: Cublas) -> str:
+    """A chain's arm: its name, then the library if it is not cuBLAS, then `eager` if nothing is compiled."""
+    words = [name]
+    if products is not CUBLAS:
+        words.append(products.name)
+    if pointwise.how != "compiled":
+        words.append(pointwise.how)
+    return RIVAL_PREFIX + " ".join(words)
 
 
 def warm_up(bench: Bench, rows: Sequence[Row]) -> None:

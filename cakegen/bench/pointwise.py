@@ -35,6 +35,9 @@ class Pointwise:
         (routed `[P, T, latent]`, norm_weight, y) -> writes all of y.
     norm_slice
         (routed, norm_weight, columns of y) -> writes only this rank's columns; those of `Pointwise`'s slice.
+    norm_join
+        (routed, norm_weight, shared_act, tokens `[T, latent / TP + I_LOCAL]`) -> writes this rank's columns, and behind
+        them shared_act.
     """
 
     how: str
@@ -42,6 +45,7 @@ class Pointwise:
     situ_cast: Function
     norm: Function
     norm_slice: Function
+    norm_join: Function
 
 
 def make_pointwise(dims: ModelDims, columns: slice, *, compiled: bool) -> Pointwise:
@@ -74,8 +78,14 @@ def make_pointwise(dims: ModelDims, columns: slice, *, compiled: bool) -> Pointw
     def norm_slice_into(routed: torch.Tensor, weight: torch.Tensor, part: torch.Tensor) -> None:
         part.copy_(_norm(routed, weight, dims.norm_eps)[:, columns])
 
-    functions = [finish(function) for function in (situ_into, situ_cast_into, norm_into, norm_slice_into)]
-    return Pointwise("compiled" if compiled else "eager", *functions)
+    def norm_join_into(
+        routed: torch.Tensor, weight: torch.Tensor, shared_act: torch.Tensor, tokens: torch.Tensor
+    ) -> None:
+        norm = _norm(routed, weight, dims.norm_eps)[:, columns]
+        tokens.copy_(torch.cat((norm, shared_act), dim=1))
+
+    parts = (situ_into, situ_cast_into, norm_into, norm_slice_into, norm_join_into)
+    return Pointwise("compiled" if compiled else "eager", *(finish(function) for function in parts))
 
 
 def _norm(routed: torch.Tensor, weight: torch.Tensor, norm_eps: float) -> torch.Tensor:

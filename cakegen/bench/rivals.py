@@ -1,7 +1,8 @@
 """Stock chains that compute the same rows: torch, cuBLAS and torch.compile. Imports torch and this package.
 
-To add one, write a function from a case and its elementwise kernels to an `Arm`, and enter it in `RIVALS`. It may raise
-whatever it likes where it can't run; the row records the message. All buffers are made when the arm is built.
+To add one, write a function from a case, its elementwise kernels and its products to an `Arm`, and enter it in
+`RIVALS`. It may raise whatever it likes where it can't run; the row records the message. All buffers are made when the
+arm is built. To add a library whose GEMMs take cuBLAS's place in these chains, see `libraries.py`.
 """
 
 from __future__ import annotations
@@ -13,78 +14,74 @@ import torch
 from cakegen.bench.arms import Arm
 from cakegen.bench.operands import RIVAL_TOLERANCES, TOLERANCES, Case, FrontWeights, TailWeights
 from cakegen.bench.pointwise import Pointwise
+from cakegen.bench.products import CUBLAS, Cublas
 
-Builder = Callable[[Case, Pointwise], Arm]
+Builder = Callable[[Case, Pointwise, Cublas], Arm]
 SEPARATE_FP32 = "separate_fp32"
 """Reads the weights in place and rounds where the contract does: what a chain costs that could stand in for us."""
 
 
-def multiply_fp32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """`x @ weight.T` of bf16 matrices with fp32 output, as one cuBLAS call; CUDA only."""
-    torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
-
-
-def front_separate(case: Case, pointwise: Pointwise) -> Arm:
+def front_separate(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
     """Three GEMMs (router, down, gate and up), then SiTU."""
     weights, dims, x = _front(case), case.dims, case.inputs["x"]
     logits, latent = case.empty(dims.experts, torch.float32), case.empty(dims.latent)
     gate_up, shared_act = case.empty(weights.gate_up.shape[0]), case.shared_act_room()
 
     def call() -> None:
-        multiply_fp32(x, weights.gate, logits)
-        torch.mm(x, weights.down.T, out=latent)
-        torch.mm(x, weights.gate_up.T, out=gate_up)
+        products.route(x, weights.gate, logits)
+        products.multiply(x, weights.down, latent)
+        products.multiply(x, weights.gate_up, gate_up)
         pointwise.situ(gate_up, shared_act)
 
     return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
 
 
-def front_separate_fp32(case: Case, pointwise: Pointwise) -> Arm:
+def front_separate_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
     """As `front_separate`, but gate and up come in fp32, so that shared_act is rounded once, as a program's is."""
     weights, dims, x = _front(case), case.dims, case.inputs["x"]
     logits, latent = case.empty(dims.experts, torch.float32), case.empty(dims.latent)
     gate_up, shared_act = case.empty(weights.gate_up.shape[0], torch.float32), case.shared_act_room()
 
     def call() -> None:
-        multiply_fp32(x, weights.gate, logits)
-        torch.mm(x, weights.down.T, out=latent)
-        multiply_fp32(x, weights.gate_up, gate_up)
+        products.route(x, weights.gate, logits)
+        products.multiply(x, weights.down, latent)
+        products.multiply_fp32(x, weights.gate_up, gate_up)
         pointwise.situ(gate_up, shared_act)
 
     return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
 
 
-def front_joined(case: Case, pointwise: Pointwise) -> Arm:
+def front_joined(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
     """The router, one GEMM over `[down; gate; up]`, then SiTU; latent stays a range of the GEMM's columns."""
     weights, dims, x = _front(case), case.dims, case.inputs["x"]
     rows = weights.joined[dims.experts :]
-    logits, products = case.empty(dims.experts, torch.float32), case.empty(rows.shape[0])
+    logits, joined = case.empty(dims.experts, torch.float32), case.empty(rows.shape[0])
     shared_act = case.shared_act_room()
-    latent, gate_up = products[:, : dims.latent], products[:, dims.latent :]
+    latent, gate_up = joined[:, : dims.latent], joined[:, dims.latent :]
 
     def call() -> None:
-        multiply_fp32(x, weights.gate, logits)
-        torch.mm(x, rows.T, out=products)
+        products.route(x, weights.gate, logits)
+        products.multiply(x, rows, joined)
         pointwise.situ(gate_up, shared_act)
 
     return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
 
 
-def front_joined_fp32(case: Case, pointwise: Pointwise) -> Arm:
+def front_joined_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
     """One GEMM over `[gate; down; gate; up]` with fp32 output, then one kernel for SiTU and latent's rounding."""
     weights, dims, x = _front(case), case.dims, case.inputs["x"]
-    products = case.empty(weights.joined.shape[0], torch.float32)
+    joined = case.empty(weights.joined.shape[0], torch.float32)
     latent, shared_act = case.empty(dims.latent), case.shared_act_room()
-    logits, rest = products[:, : dims.experts], products[:, dims.experts :]
+    logits, rest = joined[:, : dims.experts], joined[:, dims.experts :]
 
     def call() -> None:
-        multiply_fp32(x, weights.joined, products)
+        products.multiply_fp32(x, weights.joined, joined)
         pointwise.situ_cast(rest, latent, shared_act)
 
     return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
 
 
-def tail_separate(case: Case, pointwise: Pointwise) -> Arm:
+def tail_separate(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
     """The norm, the up GEMM, and the shared expert's GEMM added onto it."""
     weights = _tail(case)
     routed, shared_act = case.inputs["routed"], case.inputs["shared_act"]
@@ -93,13 +90,13 @@ def tail_separate(case: Case, pointwise: Pointwise) -> Arm:
 
     def call() -> None:
         pointwise.norm(routed, weights.norm, y)
-        torch.mm(part, up.T, out=out)
-        out.addmm_(shared_act, weights.down.T)
+        products.multiply(part, up, out)
+        products.add(shared_act, weights.down, out)
 
     return Arm(call, {"y": y, "out": out})
 
 
-def tail_separate_fp32(case: Case, pointwise: Pointwise) -> Arm:
+def tail_separate_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
     """The norm, both products in fp32, and one kernel that adds them and rounds once, as a program does."""
     weights = _tail(case)
     routed, shared_act = case.inputs["routed"], case.inputs["shared_act"]
@@ -109,14 +106,14 @@ def tail_separate_fp32(case: Case, pointwise: Pointwise) -> Arm:
 
     def call() -> None:
         pointwise.norm(routed, weights.norm, y)
-        multiply_fp32(part, up, routed_product)
-        multiply_fp32(shared_act, weights.down, shared_product)
+        products.multiply_fp32(part, up, routed_product)
+        products.multiply_fp32(shared_act, weights.down, shared_product)
         torch.add(routed_product, shared_product, out=out)
 
     return Arm(call, {"y": y, "out": out})
 
 
-def tail_joined(case: Case, pointwise: Pointwise) -> Arm:
+def tail_joined(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
     """The norm of this rank's columns, then one GEMM over `[y slice | shared_act]` and `[up slice | down]`.
 
     shared_act lies in the joined tokens already: a front can write it there, so no copy is charged to the chain.
@@ -131,7 +128,20 @@ def tail_joined(case: Case, pointwise: Pointwise) -> Arm:
 
     def call() -> None:
         pointwise.norm_slice(routed, weights.norm, part)
-        torch.mm(tokens, joined.T, out=out)
+        products.multiply(tokens, joined, out)
+
+    return Arm(call, {"out": out})
+
+
+def tail_joined_copied(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
+    """As `tail_joined`, where shared_act lies in a tensor of its own, as a caller has it: the chain copies it too."""
+    weights, out = _tail(case), case.empty(case.dims.hidden)
+    tokens, joined = case.empty(weights.joined.shape[1]), weights.joined
+    routed, shared_act = case.inputs["routed"], case.inputs["shared_act"]
+
+    def call() -> None:
+        pointwise.norm_join(routed, weights.norm, shared_act, tokens)
+        products.multiply(tokens, joined, out)
 
     return Arm(call, {"out": out})
 
@@ -153,7 +163,12 @@ RIVALS: Mapping[str, Mapping[str, Builder]] = {
         "joined": front_joined,
         "joined_fp32": front_joined_fp32,
     },
-    "tail": {"separate": tail_separate, SEPARATE_FP32: tail_separate_fp32, "joined": tail_joined},
+    "tail": {
+        "separate": tail_separate,
+        SEPARATE_FP32: tail_separate_fp32,
+        "joined": tail_joined,
+        "joined_copied": tail_joined_copied,
+    },
 }
 
 

@@ -18,6 +18,7 @@ from cakegen.bench.layer_chain import measure_chains
 from cakegen.bench.measure import REPEATS, REPEATS_LONG, Bench, Settings, check_flush, measure_rows, warm_up
 from cakegen.bench.provenance import read_clocks, read_provenance
 from cakegen.bench.records import ResultFile, RowRecord
+from cakegen.bench.rehearsal import open_libraries
 from cakegen.bench.rows import LONG_TOKENS, STAGES, Row
 from cakegen.bench.stream_probe import StreamProbe
 from cakegen.bench.table import render_line, render_others
@@ -81,6 +82,7 @@ def run_bench(registry: Registry, run: Run, folder: Path, say: Callable[[str], N
         _open_probe(bench)
         header = {
             **read_provenance(device),
+            "libraries": _open_libraries(bench, say),
             "export": registry.export,
             "protocol": PROTOCOL,
             "settings": asdict(run.settings),
@@ -117,6 +119,19 @@ def _open_probe(bench: Bench) -> None:
         bench.probe = StreamProbe(bench.device.index)
     except (CakeError, ImportError) as error:
         bench.notes["stream"] = str(error)
+
+
+def _open_libraries(bench: Bench, say: Callable[[str], None]) -> dict[str, str]:
+    """Give the bench the kernel libraries that run here; the version of each, or why it does not run."""
+    settings = bench.settings
+    if not settings.rivals or not settings.libraries:
+        return {}
+    say(f"opening {', '.join(settings.libraries)} …")
+    opened = open_libraries(settings.libraries, bench.device, search=settings.search)
+    bench.libraries = opened.libraries
+    for name, found in opened.found.items():
+        say(f"{name}: {found}")
+    return opened.found
 
 
 def measure_all(bench: Bench, run: Run, say: Callable[[str], None]) -> Iterator[tuple[str, RowRecord | dict[str, Any]]]:

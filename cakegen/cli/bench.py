@@ -31,7 +31,16 @@ _TABLE_FILE = "table.txt"
     "--from", "recorded", type=click.Path(path_type=Path, dir_okay=False), help="Show these; measure nothing."
 )
 @click.option("--repeats", type=click.IntRange(min=3), help="Timed calls of an arm; by default 41, 11 from T 4096 on.")
-@click.option("--rivals/--no-rivals", default=True, show_default=True, help="Time stock torch chains beside ours.")
+@click.option("--rivals/--no-rivals", default=True, show_default=True, help="Time stock chains beside ours.")
+@click.option(
+    "--libraries/--no-libraries",
+    "with_libraries",
+    default=True,
+    show_default=True,
+    help="Time stock chains with the GEMMs of installed kernel libraries too.",
+)
+@click.option("--library", "libraries", multiple=True, metavar="NAME", help="Only this library; may be repeated.")
+@click.option("--search/--no-search", default=False, show_default=True, help="Let libraries search per shape; minutes.")
 @click.option("--chains/--no-chains", default=True, show_default=True, help="Time captured chains of layers.")
 @click.option("--host/--no-host", default=True, show_default=True, help="Time what calls cost the host.")
 @click.option("--seed", default=0, show_default=True, help="Of the random operands.")
@@ -46,6 +55,9 @@ def bench_command(
     recorded: Path | None,
     repeats: int | None,
     rivals: bool,
+    with_libraries: bool,
+    libraries: tuple[str, ...],
+    search: bool,
     chains: bool,
     host: bool,
     seed: int,
@@ -65,11 +77,14 @@ def bench_command(
     # read first: a file that can't be read should not cost a run
     before = read_results(against) if against is not None else None
     if recorded is None:
+        from cakegen.bench.libraries import LIBRARIES
         from cakegen.bench.measure import Settings
         from cakegen.bench.session import Run, run_bench
 
         rows = select_rows(table, decode_max_tokens, stages=stages, tps=tps, tokens=tokens)
-        run = Run(rows, Settings(repeats=repeats, rivals=rivals, seed=seed), chains, host)
+        names = (libraries or tuple(LIBRARIES)) if with_libraries else ()
+        settings = Settings(repeats=repeats, rivals=rivals, libraries=names, search=search, seed=seed)
+        run = Run(rows, settings, chains, host)
         folder = folder or fresh_folder("bench")
         recorded = run_bench(registry, run, folder, lambda line: click.echo(line, err=True))
     results = read_results(recorded)

@@ -14,6 +14,7 @@ from bench_fakes import FakeClock, FakeProbe
 from cakegen.bench import arms, host_cost, layer_chain, measure, rivals, session
 from cakegen.bench.measure import Bench, Settings, measure_rows
 from cakegen.bench.operands import TOLERANCES, Case, find_faults, make_operands, rank_of
+from cakegen.bench.products import Cublas
 from cakegen.bench.records import RowRecord
 from cakegen.bench.rows import Row
 from cakegen.errors import BenchError, LaunchError
@@ -28,10 +29,10 @@ SETTINGS = Settings(repeats=3, backend="reference", compile_rivals=False)
 def cpu_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one cuBLAS call that the CPU lacks."""
 
-    def multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    def multiply(products: Cublas, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(x.float() @ weight.float().T)
 
-    monkeypatch.setattr(rivals, "multiply_fp32", multiply)
+    monkeypatch.setattr(Cublas, "multiply_fp32", multiply)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def bench(moe: LatentMoe) -> Bench:
 def test_decode_row_is_checked_timed_and_limited_by_the_probe(bench: Bench, stage: str, tp: int) -> None:
     (record,) = measure_rows(bench, [Row(stage, tp, 5)])
     assert (record.status, record.problem, record.unavailable) == ("timed", None, {})
-    chains = {"separate", "separate_fp32", "joined"} | ({"joined_fp32"} if stage == "front" else set())
+    chains = {"separate", "separate_fp32", "joined", "joined_fp32" if stage == "front" else "joined_copied"}
     ours = {"ours", "ours again", "ours packed", "floor", "stream 128x128", "stream 128x64", "stream 64x64"}
     assert set(record.arms) == ours | {f"rival {name} eager" for name in chains}
     for value in (record.ours_us, record.rival_us, record.ratio, record.noise, record.packed_us, record.floor_us):
@@ -160,10 +161,10 @@ def test_chain_that_rounds_as_we_do_is_held_to_our_tolerances(
 
 
 def test_rival_that_can_not_run_leaves_its_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    def missing(products: Cublas, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         raise NotImplementedError("no fp32 output here")
 
-    monkeypatch.setattr(rivals, "multiply_fp32", missing)
+    monkeypatch.setattr(Cublas, "multiply_fp32", missing)
     (record,) = measure_rows(bench, [Row("front", 1, 1)])
     assert (record.rival, record.ratio) == (None, None)
     assert record.ours_us is not None
@@ -187,7 +188,7 @@ def test_lost_device_ends_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     def broken(*_: Any) -> None:
         raise RuntimeError("launch failed")
 
-    monkeypatch.setattr(rivals, "multiply_fp32", broken)
+    monkeypatch.setattr(Cublas, "multiply_fp32", broken)
     monkeypatch.setattr(bench.clock, "settle", lost)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         list(measure_rows(bench, [Row("front", 8, 4)]))

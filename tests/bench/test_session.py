@@ -12,8 +12,9 @@ import torch
 from bench_fakes import FakeClock, recorded_row
 
 from cakegen.bench import session
-from cakegen.bench.measure import Bench
+from cakegen.bench.measure import Bench, Settings
 from cakegen.bench.records import RowRecord, read_results
+from cakegen.bench.rehearsal import Opened
 from cakegen.bench.rows import Row
 from cakegen.registry import load_registry
 
@@ -56,6 +57,25 @@ def test_run_writes_header_rows_and_end(tmp_path: Path, monkeypatch: pytest.Monk
     assert results.others == {"protocol": [{"clean_us": 58.5}], "end": [{"clocks": {"clocks.sm": "1980"}}]}
     assert said[0] == "protocol: clean_us 58.50"
     assert [line[:5] for line in said[1:]] == ["[1/2]", "[2/2]"]
+
+
+@pytest.mark.parametrize("rivals", [True, False])
+def test_header_names_the_libraries_that_run_and_why_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rivals: bool
+) -> None:
+    found = {"deepgemm": "deep-gemm 2.5", "quack": "does not run: no module"}
+    seen: list[Any] = []
+
+    def opened(names: tuple[str, ...], device: torch.device, *, search: bool) -> Opened:
+        seen.append((names, search))
+        return Opened((), found)
+
+    monkeypatch.setattr(session, "open_libraries", opened)
+    monkeypatch.setattr(session, "measure_all", lambda bench, run, say: iter(()))
+    settings = Settings(rivals=rivals, libraries=tuple(found), search=True)
+    path = session.run_bench(REGISTRY, session.Run(ROWS, settings), tmp_path, lambda _: None)
+    assert read_results(path).header["libraries"] == (found if rivals else {})
+    assert seen == ([(("deepgemm", "quack"), True)] if rivals else [])
 
 
 def test_failure_keeps_what_was_measured_and_leaves_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
