@@ -48,7 +48,8 @@ class RowRecord:
     noise
         How far the same arm's second median lies from the first, as a part of it.
     rival, rival_us, ratio
-        The fastest stock chain, its median, and rival / ours: above 1 we are faster.
+        The fastest stock chain (a kernel library's name behind it, where its GEMMs are not cuBLAS's), its median, and
+        rival / ours: above 1 we are faster.
     limit, limit_us, limit_ratio
         What sets the row's limit (a stream probe, or `gemm`), its median, and ours / limit.
     floor_us
