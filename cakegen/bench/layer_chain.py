@@ -119,7 +119,9 @@ def _measure_chain(bench: Bench, layers: list[Layer], links: Sequence[Link], tp:
 
 
 def _links(bench: Bench, tail: TailWeights) -> Iterator[Link]:
-    """Ours, its launches overlapped; ours one after another; ours without any programmatic launch; each stock chain."""
+    """Ours, its launches overlapped; ours one after another; ours without any programmatic launch; each stock
+    chain, and the joined one of each library.
+    """
     backend = bench.settings.backend
     ours = partial(build_ours, bench.moe, backend=backend, overlap=True)
     yield Link(OURS, ours, ours)
@@ -132,9 +134,11 @@ def _links(bench: Bench, tail: TailWeights) -> Iterator[Link]:
     if not bench.settings.rivals:
         return
     pointwise = pointwise_to_try(bench, tail)[0]
-    for name in ("separate", "joined"):
-        front, back = (partial(build_rival, RIVALS[stage][name], pointwise, CUBLAS) for stage in STAGES)
-        yield Link(f"{RIVAL_PREFIX}{name}", front, back, joined=name == "joined")
+    of_libraries = [(f"joined {library.name}", library) for library in bench.libraries]
+    for label, products in (("separate", CUBLAS), ("joined", CUBLAS), *of_libraries):
+        name = label.partition(" ")[0]
+        front, back = (partial(build_rival, RIVALS[stage][name], pointwise, products) for stage in STAGES)
+        yield Link(f"{RIVAL_PREFIX}{label}", front, back, joined=name == "joined")
 
 
 def serial_registry(registry: Registry) -> Registry | None:

@@ -35,7 +35,8 @@ class Library(Cublas):
     module
         What is imported; its distribution gives the version.
     chains
-        By stage, the chains of `rivals.RIVALS` whose products it computes.
+        By stage, the chains of `rivals.RIVALS` whose products it computes; `joined` among them, of which chains of
+        layers are made.
     """
 
     module: str

@@ -12,7 +12,7 @@ import pytest
 import torch
 from bench_fakes import FakeClock, FakeProbe
 
-from cakegen.bench import libraries
+from cakegen.bench import layer_chain, libraries
 from cakegen.bench.libraries import ALL, JOINED, LIBRARIES, Library
 from cakegen.bench.measure import Bench, Settings, measure_rows
 from cakegen.bench.products import Cublas
@@ -116,12 +116,19 @@ def test_wrong_or_failing_library_is_recorded_and_the_row_is_timed(bench: Bench)
     assert "rival joined counting eager" in record.arms
 
 
+def test_chain_of_layers_is_joined_with_each_library(bench: Bench) -> None:
+    bench.libraries = (Counting(), Refusing())
+    (chain,) = layer_chain.measure_chains(bench, [8], [1])
+    assert chain["layer_us"]["rival joined counting"] > 0
+    assert chain["unavailable"] == {"rival joined refusing": "RuntimeError: no kernel for M = 5"}
+
+
 def test_each_library_names_chains_that_exist() -> None:
     assert list(LIBRARIES) == [library.name for library in LIBRARIES.values()]
     for library in LIBRARIES.values():
         assert set(library.chains) == set(STAGES)
         for stage, names in library.chains.items():
-            assert set(names) <= set(RIVALS[stage])
+            assert {"joined"} <= set(names) <= set(RIVALS[stage])
 
 
 def operands(tokens: int = 3, rows: int = 8, width: int = 16, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, ...]:
