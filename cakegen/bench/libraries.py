@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from cakegen.bench.products import Cublas
-from cakegen.errors import BenchError
 
 Chains = Mapping[str, tuple[str, ...]]
 JOINED: Chains = {"front": ("joined",), "tail": ("joined",)}
@@ -34,12 +33,18 @@ class Library(Cublas):
         As results and `--library` name it.
     module
         What is imported; its distribution gives the version.
+    builds_on
+        Other distributions whose versions shape what it does.
+    only_searches
+        Whether it has no configuration to take without a search.
     chains
         By stage, the chains of `rivals.RIVALS` whose products it computes; `joined` among them, of which chains of
         layers are made.
     """
 
     module: str
+    builds_on: tuple[str, ...] = ()
+    only_searches: bool = False
     chains: Chains
 
     def __init__(self, search: bool) -> None:
@@ -109,6 +114,7 @@ class Quack(Library):
     """QuACK's `gemm`, CuTe DSL kernels. A search tries its tiles, clusters, orders and splits of K for each shape."""
 
     name, module = "quack", "quack.gemm_interface"
+    builds_on = ("nvidia-cutlass-dsl",)
     chains = ALL
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
@@ -169,12 +175,11 @@ class TritonTemplates(Library):
     """torch.compile's Triton GEMMs, also persistent ones with TMA; the fastest of its search for each shape."""
 
     name, module = "triton", "triton"
+    only_searches = True
     chains = JOINED
 
     def __init__(self, search: bool) -> None:
         super().__init__(search)
-        if not search:
-            raise BenchError("Triton's GEMMs are found by a search, and none was asked for")
         config: Any = torch._dynamo.config
         # each T is a kernel of its own; beyond the limit torch would silently run cuBLAS
         config.recompile_limit = config.accumulated_recompile_limit = 1024

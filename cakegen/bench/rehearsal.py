@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 import cakegen
-from cakegen.bench.libraries import LIBRARIES, Library, TritonTemplates
+from cakegen.bench.libraries import LIBRARIES, Library
 from cakegen.errors import BenchError
 
 SHAPE = 16, 512, 512
@@ -52,30 +54,53 @@ def open_libraries(names: Sequence[str], device: torch.device, *, search: bool) 
     unknown = [name for name in names if name not in LIBRARIES]
     if unknown:
         raise BenchError(f"library {unknown[0]!r} is not known; known: {', '.join(LIBRARIES)}")
-    failures = _rehearse(names, device)
-    libraries, found = [], {}
+    found = {name: _obstacle(LIBRARIES[name], search) for name in names}
+    found |= _rehearse([name for name in names if found[name] is None], device)
+    libraries = []
     for name in names:
-        reason = failures.get(name)
-        if reason is None:
+        if found[name] is None:
             try:
                 libraries.append(LIBRARIES[name](search))
-                found[name] = version_of(LIBRARIES[name].module)
-                continue
             except Exception as error:
-                reason = _reason(error)
-        found[name] = f"does not run: {reason}"
-    return Opened(tuple(libraries), found)
+                found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:_REASON_COLS]}"
+    told = {
+        name: versions_of(LIBRARIES[name]) if reason is None else f"does not run: {reason}"
+        for name, reason in found.items()
+    }
+    return Opened(tuple(libraries), told)
 
 
-def version_of(module: str) -> str:
-    """The distribution that a module comes from, and its version."""
-    package = module.partition(".")[0]
-    named = metadata.packages_distributions().get(package, [])
-    return ", ".join(f"{name} {metadata.version(name)}" for name in dict.fromkeys(named)) or "of no distribution"
+def _obstacle(library: type[Library], search: bool) -> str | None:
+    """What stands in the way before anything is imported."""
+    package = library.module.partition(".")[0]
+    if find_spec(package) is None:
+        return f"module {package} is not installed"
+    if library.only_searches and not search:
+        return "its GEMMs are found by a search; ask for one with --search"
+    return None
 
 
-def _rehearse(names: Sequence[str], device: torch.device) -> dict[str, str]:
-    """Run `rehearse` for each library, all at once; why it failed, by name."""
+def versions_of(library: type[Library]) -> str:
+    """The distributions that a library comes from and builds on, and their versions."""
+    named = (*_distributions().get(library.module.partition(".")[0], ()), *library.builds_on)
+    return ", ".join(map(_version, dict.fromkeys(named))) or "of no distribution"
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Distributions by module; reads the records of all that is installed."""
+    return metadata.packages_distributions()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return f"{distribution} {metadata.version(distribution)}"
+    except metadata.PackageNotFoundError:
+        return f"{distribution} of no known version"
+
+
+def _rehearse(names: Sequence[str], device: torch.device) -> dict[str, str | None]:
+    """Run `rehearse` for each library, all at once; by name, why it failed if it did."""
     root = str(Path(cakegen.__file__).resolve().parents[1])
     path = os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
     code = "import sys; from cakegen.bench.rehearsal import rehearse; rehearse(*sys.argv[1:])"
@@ -89,7 +114,7 @@ def _rehearse(names: Sequence[str], device: torch.device) -> dict[str, str]:
         )
         for name in names
     }
-    return {name: reason for name, child in started.items() if (reason := _outcome(child)) is not None}
+    return {name: _outcome(child) for name, child in started.items()}
 
 
 def _outcome(child: subprocess.Popen[str]) -> str | None:
@@ -115,8 +140,7 @@ def rehearse(name: str, device: str) -> None:
     Exception
         Whatever the library raised.
     """
-    kind = LIBRARIES[name]
-    library = kind(search=kind is TritonTemplates)
+    library = LIBRARIES[name](search=LIBRARIES[name].only_searches)
     tokens, rows, width = SHAPE
     torch.manual_seed(0)
     x, weight = (torch.randn(count, width, device=device, dtype=torch.bfloat16) for count in (tokens, rows))
@@ -129,7 +153,3 @@ def rehearse(name: str, device: str) -> None:
             f"{name}: a product of {tokens} tokens by a weight [{rows}, {width}] has relative error {error:.3g}; "
             f"at most {LARGEST_ERROR} is rounding to bf16"
         )
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:_REASON_COLS]}"

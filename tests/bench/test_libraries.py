@@ -12,13 +12,12 @@ import pytest
 import torch
 from bench_fakes import FakeClock, FakeProbe
 
-from cakegen.bench import layer_chain, libraries
+from cakegen.bench import layer_chain
 from cakegen.bench.libraries import ALL, JOINED, LIBRARIES, Library
 from cakegen.bench.measure import Bench, Settings, measure_rows
 from cakegen.bench.products import Cublas
 from cakegen.bench.rivals import RIVALS
 from cakegen.bench.rows import STAGES, Row
-from cakegen.errors import BenchError
 from cakegen.registry import load_registry
 from cakegen.runtime import LatentMoe
 
@@ -234,9 +233,3 @@ def test_cublaslt_is_preferred_only_while_it_multiplies(monkeypatch: pytest.Monk
     with pytest.raises(RuntimeError, match="no algorithm"):
         LIBRARIES["cublaslt"](search=False).multiply(*operands())
     assert (during, chosen[-1]) == (["cublaslt"], "cublas")
-
-
-def test_triton_needs_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
-    with pytest.raises(BenchError, match="found by a search, and none was asked for"):
-        libraries.TritonTemplates(search=False)
