@@ -119,8 +119,9 @@ def report_of(results: Results, before: Results | None, decode_max_tokens: int) 
     from cakegen.bench.compare import compare_rows, find_cliffs, means_of
     from cakegen.bench.table import render_changes, render_means, render_others, render_rows
 
+    libraries = results.header.get("libraries") or {}
     parts = [
-        title_of(results),
+        "\n".join((title_of(results), *(f"library {name}: {found}" for name, found in libraries.items()))),
         render_rows(results.rows),
         render_means(means_of(results.rows, decode_max_tokens), find_cliffs(results.rows)),
         render_others(results.others),

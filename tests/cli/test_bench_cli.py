@@ -13,11 +13,20 @@ from bench_fakes import recorded_row
 from click.testing import CliRunner
 
 import cakegen
+from cakegen.bench import session
+from cakegen.bench.libraries import LIBRARIES
+from cakegen.bench.measure import Settings
 from cakegen.bench.records import ResultFile, RowRecord
 from cakegen.cli.main import main
 
 ROOT = Path(cakegen.__file__).resolve().parents[1]
-HEADER = {"device": "Some GPU", "driver": "driver 1", "torch": "2.11.0", "commit": "0123456789abcdef", "date": "2026"}
+HEADER: dict[str, object] = {
+    "device": "Some GPU",
+    "driver": "driver 1",
+    "torch": "2.11.0",
+    "commit": "0123456789abcdef",
+    "date": "2026",
+}
 
 
 def written(path: Path, *rows: RowRecord, chain: dict[str, object] | None = None) -> Path:
@@ -39,6 +48,39 @@ def test_recorded_results_are_shown_with_provenance_rows_and_means(tmp_path: Pat
     assert "LOSES" in result.stdout
     assert "geometric mean" in result.stdout
     assert "chain: tp 8, ours_us 35.00" in result.stdout
+
+
+def test_libraries_are_named_below_the_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HEADER, "libraries", {"quack": "quack-kernels 0.6.5", "deepgemm": "does not run: no module"})
+    path = written(tmp_path / "results.jsonl", recorded_row())
+    result = CliRunner().invoke(main, ["bench", "--from", str(path)])
+    assert result.stdout.splitlines()[1:3] == [
+        "library quack: quack-kernels 0.6.5",
+        "library deepgemm: does not run: no module",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ([], (tuple(LIBRARIES), False)),
+        (["--no-libraries"], ((), False)),
+        (["--library", "quack", "--search"], (("quack",), True)),
+    ],
+)
+def test_options_choose_the_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], wanted: tuple[tuple[str, ...], bool]
+) -> None:
+    asked: list[Settings] = []
+
+    def run_bench(registry: object, run: session.Run, folder: Path, say: object) -> Path:
+        asked.append(run.settings)
+        return written(tmp_path / "results.jsonl", recorded_row())
+
+    monkeypatch.setattr(session, "run_bench", run_bench)
+    result = CliRunner().invoke(main, ["bench", "--out", str(tmp_path / "shown"), *options])
+    assert result.exit_code == 0, result.output
+    assert [(settings.libraries, settings.search) for settings in asked] == [wanted]
 
 
 def test_folder_gets_the_table(tmp_path: Path) -> None:
