@@ -1,192 +1,43 @@
-"""Prefill GEMM forms -> program specifications of the Hopper templates. Pure; counts come from the plan's records."""
+"""What the prefill GEMMs of all architectures have in common: arguments, tensor maps, and facts of their outputs. Pure.
+
+Both families take the same operands in the same order; tiles and pipelines are each family's own.
+"""
 
 from __future__ import annotations
 
-from cakegen.arch import architecture
-from cakegen.emit.decode import WARP_THREADS, arguments, barrier_constants, norm_constants, template_of
-from cakegen.emit.program import Constant, ProgramSpec
-from cakegen.errors import EmitError
-from cakegen.model import HopperPrefillRules, Model
+from cakegen.emit.decode import arguments
+from cakegen.emit.program import Constant
+from cakegen.model import Model
 from cakegen.plan.records import GemmForm
-from cakegen.plan.smem import BF16_BYTES, STAGING_PAD_BYTES, SWIZZLE_PERIOD_BYTES
-from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
-from cakegen.registry import LaunchRecord, TensorMapEntry
+from cakegen.plan.workspace import PAIR_CTAS
+from cakegen.registry import TensorMapEntry
 
-WARPGROUP_WARPS = 4
-MMA_WARPS = MMA_WARPGROUPS * WARPGROUP_WARPS
-PRODUCER_WARPS = WARPGROUP_WARPS
-NORM_WARPS = PRODUCER_WARPS - 1
-"""Beside the one whose first lane produces."""
-WARPGROUP_REGISTERS = {False: (232, 40), True: (208, 88)}
-"""By whether a norm is fused, registers of an MMA thread and of one of the producer's warpgroup, where rows take more:
-2 * 232 + 40 = 2 * 208 + 88 = 504 registers a thread of each warpgroup, as the launch gives: 3 * 168."""
-STAGING_COLS = 64
-STAGING_ROWS = 16
-SLAB_BYTES = STAGING_ROWS * (STAGING_COLS * BF16_BYTES + STAGING_PAD_BYTES)
-"""Output rows that one warp stages at a time."""
 ARRIVAL_BYTES = 16
-ARRIVALS_OFFSET = SWIZZLE_PERIOD_BYTES - MMA_WARPGROUPS * ARRIVAL_BYTES
-"""A warpgroup's word of arrivals; all of them end the first kilobyte, which the barriers begin."""
-
-
-def gemm_program(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
-    """The program of one prefill GEMM form.
-
-    Raises
-    ------
-    EmitError
-        No template, more shared memory than there is, or barriers over their bytes.
-    """
-    rules = model.prefill_sm90
-    barriers: tuple[tuple[str, int], ...] = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
-    if form.tile_groups == 1:
-        barriers += (("turn", MMA_WARPGROUPS),)
-    smem_constants, total_bytes = _smem_constants(model, form)
-    _refuse_wide(model, form, total_bytes)
-    tail = form.stage == "tail"
-    constants = (
-        *_pair_constants(rules, form),
-        *(_tail_constants(model, form) if tail else _front_constants(model, form)),
-        *smem_constants,
-        *barrier_constants(barriers, ARRIVALS_OFFSET, model.name),
-    )
-    return ProgramSpec(
-        export=model.name,
-        role=f"{form.stage}_gemm",
-        arch_family=arch_family,
-        template=template_of(model, f"{form.stage}_gemm", arch_family),
-        summary=_summary(form),
-        constants=constants,
-        arg_plan=_tail_arguments(form) if tail else _front_arguments(),
-        tensor_maps=_tail_maps(rules, form) if tail else _front_maps(rules, form),
-        barriers=barriers,
-        launch=LaunchRecord(
-            block=((MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, 1, 1),
-            cluster=(PAIR_CTAS, 1, 1),
-            cooperative=form.fused_norm,
-            programmatic=tail and not form.fused_norm,
-            overlap=False,
-            dynamic_smem_bytes=total_bytes,
-        ),
-    )
-
-
-def _summary(form: GemmForm) -> str:
-    ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
-    tile = f"{PAIR_CTAS * form.block_m} x {form.block_n}"
-    turns = "" if form.tile_groups > 1 else ", warpgroups take turns"
-    return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{turns}{ragged}"
-
-
-def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant, ...]:
-    readers = form.tile_groups * WARPGROUP_WARPS * PAIR_CTAS
-    a_bytes = form.block_m * rules.block_k * BF16_BYTES
-    b_bytes = form.block_n * rules.block_k * BF16_BYTES
-    mma_registers, producer_registers = WARPGROUP_REGISTERS[form.fused_norm]
-    return (
-        Constant("kNumThreads", (MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, "2 MMA warpgroups, 1 producer warpgroup"),
-        Constant("kMmaWarps", MMA_WARPS, "warps of the MMA warpgroups, which come first"),
-        Constant("kMmaRegisters", mma_registers, "registers of an MMA thread"),
-        Constant("kProducerRegisters", producer_registers, "registers of a producer thread"),
-        Constant("kGroupBarrier", 1, "named barrier of MMA warpgroup 0; the next is warpgroup 1's"),
-        Constant("kBlockM", form.block_m, "token rows of a CTA"),
-        Constant("kBlockN", form.block_n, "weight rows of a pair tile"),
-        Constant("kBlockK", rules.block_k, "elements of a K block: one 128-byte swizzled row"),
-        Constant("kTileGroups", form.tile_groups, "MMA warpgroups that share a tile; 1: they take turns"),
-        Constant("kGroupBlocks", MMA_WARPGROUPS // form.tile_groups, "blocks of 64 rows of a warpgroup's tile"),
-        Constant("kNumStages", form.num_stages, "ring stages"),
-        Constant("kStageABytes", a_bytes, "token rows of a stage"),
-        Constant("kHalfBBytes", b_bytes // PAIR_CTAS, "weight rows that one CTA loads for both"),
-        Constant("kStageBytes", a_bytes + b_bytes, "what stage_full expects: tokens and both halves of the weights"),
-        Constant("kEmptyArrivals", readers, "warps that read a stage, of both CTAs"),
-        Constant("kRasterPairRows", rules.raster_m_tiles // PAIR_CTAS, "pair rows of a raster group"),
-    )
-
-
-def _front_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
-    dims = model.dims
-    return (
-        Constant("kNumK", form.num_k, "K blocks of a tile"),
-        Constant("kRouterCols", dims.experts, "columns of logits"),
-        Constant("kLatentCols", dims.latent, "columns of latent"),
-        Constant("kLatentTiles", -(-dims.latent // form.block_n), "column tiles of latent"),
-        Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
-        Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
-    )
-
-
-def _tail_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
-    hidden = model.dims.hidden
-    constants = (
-        Constant("kOutCols", hidden, "columns of out"),
-        Constant("kNumNTiles", -(-hidden // form.block_n), "column tiles of out"),
-        Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last block"),
-        Constant("kFusedNorm", form.fused_norm, "spare warps normalise the routed rows"),
-    )
-    if not form.fused_norm:
-        return constants
-    return (
-        *constants,
-        Constant("kNormWarps", NORM_WARPS, "warps that normalise rows beside the MMA warps"),
-        *norm_constants(model),
-    )
-
-
-def _smem_constants(model: Model, form: GemmForm) -> tuple[tuple[Constant, ...], int]:
-    """Offsets, and the bytes in all: barriers and arrival words, the flags (the chaos seed), the ring, the slabs."""
-    ring = 2 * SWIZZLE_PERIOD_BYTES
-    staging = ring + form.num_stages * _stage_bytes(model, form)
-    return (
-        Constant("kArrivalsOffset", ARRIVALS_OFFSET, "byte offset of the arrival words, 16 bytes a warpgroup"),
-        Constant("kStagesOffset", ring, "byte offset of the ring: tokens, then weights, a stage"),
-        Constant("kStagingOffset", staging, "byte offset of the output slabs, 16 rows x 64 columns a warp"),
-    ), staging + MMA_WARPS * SLAB_BYTES
-
-
-def _stage_bytes(model: Model, form: GemmForm) -> int:
-    return (form.block_m + form.block_n) * model.prefill_sm90.block_k * BF16_BYTES
-
-
-def _refuse_wide(model: Model, form: GemmForm, total_bytes: int) -> None:
-    limit = architecture("sm_90a").max_dynamic_smem_bytes
-    stages = f"{form.num_stages} stages * {_stage_bytes(model, form)}"
-    if total_bytes > limit:
-        raise EmitError(
-            f"{model.name}: {form.stage} GEMM: 2 * {SWIZZLE_PERIOD_BYTES} bytes of barriers and flags + {stages} + "
-            f"{MMA_WARPS} warps * {SLAB_BYTES} of output = {total_bytes} bytes of shared memory; sm_90a has {limit}. "
-            f"Lower num_stages of the tiles of {form.block_n} columns in prefill_sm90.tiles."
-        )
-
-
-def _front_arguments() -> tuple[tuple[str, str], ...]:
-    return arguments(
-        ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
-        ("logits", "latent", "shared_act", "partials", "counters", "wait_record"),
-        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", *_SPLIT_PARAMETERS),
-    )
-
-
-def _tail_arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
-    norm = form.fused_norm
-    pitches, first_rows = (("routed_pitch", "y_pitch"), ("norm_first_rows",)) if norm else ((), ())
-    return arguments(
-        ("shared_down_weight", "up_weight", "shared_act", "y_workspace"),
-        (*(("routed", "norm_weight", "y_workspace") if norm else ()), "out", "partials", "counters", "wait_record"),
-        ("num_tokens", *pitches, "out_pitch", "up_col0", *first_rows, *_SPLIT_PARAMETERS),
-    )
-
-
+"""The word by which a group of warps learns how many segments of a tile have arrived."""
 _SPLIT_PARAMETERS = ("m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg", "sk_total")
 
 
-def _front_maps(rules: HopperPrefillRules, form: GemmForm) -> tuple[TensorMapEntry, ...]:
-    half = form.block_n // PAIR_CTAS
-    rows = {"gate_weight": half, "down_weight": half, "shared_gate_up_weight": half, "x": form.block_m}
-    return tuple(TensorMapEntry(name, name, "chunks", (rules.block_k, count, 1)) for name, count in rows.items())
+def gemm_arguments(stage: str) -> tuple[tuple[str, str], ...]:
+    """The `arg_plan` of a stage's GEMM."""
+    if stage == "front":
+        return arguments(
+            ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
+            ("logits", "latent", "shared_act", "partials", "counters", "wait_record"),
+            ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", *_SPLIT_PARAMETERS),
+        )
+    return arguments(
+        ("shared_down_weight", "up_weight", "shared_act", "y_workspace"),
+        ("out", "partials", "counters", "wait_record"),
+        ("num_tokens", "out_pitch", "up_col0", *_SPLIT_PARAMETERS),
+    )
 
 
-def _tail_maps(rules: HopperPrefillRules, form: GemmForm) -> tuple[TensorMapEntry, ...]:
+def gemm_maps(block_k: int, form: GemmForm) -> tuple[TensorMapEntry, ...]:
+    """Boxes of one K block: a CTA's token rows, and half of a tile's weight rows."""
     half = form.block_n // PAIR_CTAS
+    if form.stage == "front":
+        rows = {"gate_weight": half, "down_weight": half, "shared_gate_up_weight": half, "x": form.block_m}
+        return tuple(TensorMapEntry(name, name, "chunks", (block_k, count, 1)) for name, count in rows.items())
     up_view = "columns" if form.k1_ragged_cols else "chunks"
     maps = (
         ("shared_down_weight", "chunks", half),
@@ -194,4 +45,23 @@ def _tail_maps(rules: HopperPrefillRules, form: GemmForm) -> tuple[TensorMapEntr
         ("shared_act", "chunks", form.block_m),
         ("y_workspace", up_view, form.block_m),
     )
-    return tuple(TensorMapEntry(name, name, view, (rules.block_k, rows, 1)) for name, view, rows in maps)
+    return tuple(TensorMapEntry(name, name, view, (block_k, rows, 1)) for name, view, rows in maps)
+
+
+def output_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
+    """What the epilogue knows of the outputs, and the loader of K."""
+    dims = model.dims
+    if form.stage == "front":
+        return (
+            Constant("kNumK", form.num_k, "K blocks of a tile"),
+            Constant("kRouterCols", dims.experts, "columns of logits"),
+            Constant("kLatentCols", dims.latent, "columns of latent"),
+            Constant("kLatentTiles", -(-dims.latent // form.block_n), "column tiles of latent"),
+            Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
+            Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
+        )
+    return (
+        Constant("kOutCols", dims.hidden, "columns of out"),
+        Constant("kNumNTiles", -(-dims.hidden // form.block_n), "column tiles of out"),
+        Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last block"),
+    )

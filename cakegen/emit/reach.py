@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 from cakegen.arch import architecture
 from cakegen.emit.decode import decode_program, norm_program
-from cakegen.emit.gemm import gemm_program
+from cakegen.emit.gemm_sm90 import gemm_program_sm90
+from cakegen.emit.gemm_sm100 import gemm_program_sm100
 from cakegen.emit.program import ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import plan_route
 from cakegen.plan.records import DecodeForm, GemmForm, NormForm, Plan
+
+# one an architecture family: their tiles and pipelines differ
+_GEMM_PROGRAMS = {"sm90": gemm_program_sm90, "sm100": gemm_program_sm100}
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def program_for(model: Model, form: DecodeForm | NormForm | GemmForm, arch_famil
         return decode_program(model, form, arch_family)
     if isinstance(form, NormForm):
         return norm_program(model, form, arch_family)
-    return gemm_program(model, form, arch_family)
+    return _GEMM_PROGRAMS[arch_family](model, form, arch_family)
 
 
 def family_of(form: DecodeForm | NormForm | GemmForm) -> str:

@@ -97,6 +97,7 @@ class ExpressionWriter:
             "cvt": self._cvt,
             "cvta": self._cvta,
             "mapa": self._mapa,
+            "createpolicy": self._policy,
             "sqrt": self._sqrt,
             **dict.fromkeys(_APPROXIMATE, self._approximate),
         }
@@ -328,6 +329,12 @@ class ExpressionWriter:
         address, rank = self._all(instruction, "u4")
         low, shift = self.constant(0xFFFFFF, 0, "u4"), self.constant(24, 0, "u4")
         return f"(({address} & {low}) | ({rank} << {shift}))", "u4"
+
+    def _policy(self, instruction: Instruction) -> Value:
+        """PTX ISA 9.7.9.19: an opaque hint for caches."""
+        if instruction.parts[1:3] != ("fractional", "L2::evict_first") or len(instruction.operands) != 1:
+            raise self.refuse(instruction)
+        return self.constant(0, 0, "u8"), "u8"
 
     def _cvt(self, instruction: Instruction) -> Value:
         *modifiers, to, source = instruction.parts[1:]

@@ -114,7 +114,8 @@ class GemmForm:
         Compile-line constants, where several keys share one program.
     tile_groups
         Warpgroups of a CTA that share each tile. Hopper has two that multiply: with 1 they take turns, each with whole
-        tiles, so that one stores while the other multiplies.
+        tiles, so that one stores while the other multiplies. Blackwell has two groups of epilogue warps, which always
+        share a tile.
     """
 
     stage: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 from cakegen.plan.records import DecodeForm, GemmForm, Launch
 
 PAIR_CTAS = 2
-# Each warpgroup of a CTA hands over its own rows' sums, and so counts its own arrivals.
+# Each warpgroup of a Hopper CTA hands over its own rows' sums, and so counts its own arrivals; on Blackwell each group
+# of four epilogue warps its own columns'.
 MMA_WARPGROUPS = 2
+EPILOGUE_GROUPS = 2
 
 
 def partials_elems(launch: Launch) -> int:

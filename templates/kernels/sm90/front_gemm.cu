@@ -30,31 +30,7 @@ constexpr u32 kNumK = Cfg::kNumK;
 
 /*% include "kernels/sm90/gemm.cuh" %*/
 
-enum class TileClass { kRouter, kLatent, kShared };
-
-// Column class of a tile and its first output column.
-struct Columns {
-    TileClass kind;
-    u32 first;
-};
-
-__device__ __forceinline__ Columns columns_of(u32 n_tile) {
-    constexpr u32 kRouterTiles = kNumNTiles - kSharedTiles - Cfg::kLatentTiles;
-    if (n_tile < kRouterTiles) {
-        return {TileClass::kRouter, n_tile * Cfg::kBlockN};
-    }
-    if (n_tile < kRouterTiles + Cfg::kLatentTiles) {
-        return {TileClass::kLatent, (n_tile - kRouterTiles) * Cfg::kBlockN};
-    }
-    return {TileClass::kShared, (n_tile - kRouterTiles - Cfg::kLatentTiles) * (Cfg::kBlockN / 2)};
-}
-
-struct Maps {
-    const TensorMap& gate;
-    const TensorMap& down;
-    const TensorMap& shared;
-    const TensorMap& x;
-};
+/*% include "kernels/front_columns.cuh" %*/
 
 // The half of the weight tile that this rank loads: in a shared tile rank 0 takes the gate rows and rank 1 the up
 // rows, so that column c and column c + kBlockN / 2 of the accumulator belong together.
@@ -168,16 +144,7 @@ __device__ __forceinline__ void multiply_and_store(
     }
 }
 
-/*% include "kernels/signature.cuh" %*/
-    const Watch watch{wait_record, Cfg::kProgramId};
-    const u32 smem = smem_base();
-    const u32 rank = cluster_ctarank();
-    const u32 pair_rows = static_cast<u32>(m_tiles) / 2;
-    const u32 rows = num_tokens;
-    const Split split{
-        static_cast<u32>(num_items), static_cast<u32>(full_items), static_cast<u32>(sk_ipc),
-        static_cast<u32>(sk_max_seg), static_cast<u32>(sk_total)};
-    chaos_begin(wait_record);
+/*% include "kernels/front_gemm_entry.cuh" %*/
     set_up_ring(smem);
     if (warp_index() < Cfg::kMmaWarps) {
         setmaxnreg_inc<Cfg::kMmaRegisters>();

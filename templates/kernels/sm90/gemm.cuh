@@ -5,81 +5,7 @@
 using BlockSums = float[Cfg::kBlockN / 2];
 using Accumulators = BlockSums[Cfg::kGroupBlocks];
 
-struct Split {
-    u32 num_items;
-    u32 full_items;
-    u32 sk_ipc;
-    u32 sk_max_seg;
-    u32 sk_total;
-};
-
-// K iterations [k_begin, k_end) of one pair tile. A tile of several segments is `cut` in its number among the cut
-// tiles.
-struct Work {
-    u32 tile;
-    u32 k_begin;
-    u32 k_end;
-    u32 cut;
-    u32 segment;
-    u32 num_segments;
-};
-
-// The work of one cluster, in order; every role walks the same list. Item c < full_items is a whole tile; item
-// full_items + j covers iterations [j * sk_ipc, (j + 1) * sk_ipc) of all cut tiles laid end to end, and may cross
-// tiles.
-class WorkList {
-  public:
-    __device__ __forceinline__ WorkList(const Split& split, u32 first, u32 step)
-        : split_(split), item_(first), step_(step) {}
-
-    __device__ __forceinline__ bool next(Work& work) {
-        if (position_ == end_) {
-            if (item_ >= split_.num_items) {
-                return false;
-            }
-            if (item_ < split_.full_items) {
-                work = {item_, 0, kNumK, 0, 0, 1};
-                item_ += step_;
-                return true;
-            }
-            run_ = item_ - split_.full_items;
-            position_ = run_ * split_.sk_ipc;
-            end_ = min(position_ + split_.sk_ipc, split_.sk_total);
-            item_ += step_;
-        }
-        const u32 cut = position_ / kNumK;
-        const u32 k_begin = position_ - cut * kNumK;
-        const u32 k_end = min(kNumK, k_begin + end_ - position_);
-        const u32 first_run = cut * kNumK / split_.sk_ipc;
-        const u32 last_run = (cut * kNumK + kNumK - 1) / split_.sk_ipc;
-        work = {split_.full_items + cut, k_begin, k_end, cut, run_ - first_run, last_run - first_run + 1};
-        position_ += k_end - k_begin;
-        return true;
-    }
-
-  private:
-    Split split_;
-    u32 item_;
-    u32 step_;
-    u32 run_ = 0;
-    u32 position_ = 0;
-    u32 end_ = 0;
-};
-
-// Where a pair tile lies. Raster: groups of kRasterPairRows pair rows; inside a group rows are fastest, so that
-// neighbours in time share a weight tile.
-struct TilePlace {
-    u32 pair_row;
-    u32 n_tile;
-};
-
-__device__ __forceinline__ TilePlace place_of(u32 tile, u32 pair_rows) {
-    const u32 group = tile / (Cfg::kRasterPairRows * kNumNTiles);
-    const u32 first_row = group * Cfg::kRasterPairRows;
-    const u32 rows = min(static_cast<u32>(Cfg::kRasterPairRows), pair_rows - first_row);
-    const u32 inside = tile - first_row * kNumNTiles;
-    return {first_row + inside % rows, inside / rows};
-}
+/*% include "kernels/gemm_work.cuh" %*/
 
 // The first of the CTA's token rows in a tile. In the last pair row of an uneven number of row tiles they all lie past
 // the end for rank 1: such a CTA loads its half of the weights, which its partner needs, but no tokens, and neither
@@ -223,17 +149,7 @@ __device__ __forceinline__ float* partial_slot(
     return partials + slot * kPartElems + at.thread * 4;
 }
 
-// One word from thread 0 to its warpgroup. The second barrier keeps the next word from overtaking a slow reader.
-__device__ __forceinline__ u32 broadcast_word(u32 word, const Fragment& at, u32 smem) {
-    const u32 slot = smem + Cfg::kArrivalsOffset + at.group * 16;
-    if (at.thread == 0) {
-        st_shared_v4(slot, Vec4{word, 0, 0, 0});
-    }
-    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
-    const u32 received = ld_shared_v4(slot).x;
-    named_barrier_sync(Cfg::kGroupBarrier + at.group, 128);
-    return received;
-}
+/*% include "kernels/group_word.cuh" %*/
 
 __device__ __forceinline__ void store_partial(const BlockSums& acc, float* own) {
 #pragma unroll

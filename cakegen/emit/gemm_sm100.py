@@ -1,0 +1,180 @@
+"""Prefill GEMM forms -> program specifications of the Blackwell templates. Pure; counts come from the plan's records.
+
+Every count of bytes and arrivals that a kernel uses stands here, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cakegen.arch import ARCHITECTURES
+from cakegen.emit.decode import MBARRIER_BYTES, WARP_THREADS, barrier_constants, template_of
+from cakegen.emit.gemm import ARRIVAL_BYTES, gemm_arguments, gemm_maps, output_constants
+from cakegen.emit.program import Constant, ProgramSpec, SharedPart
+from cakegen.errors import EmitError
+from cakegen.model import Model, PrefillRules
+from cakegen.plan.records import GemmForm
+from cakegen.plan.smem import BF16_BYTES, SWIZZLE_PERIOD_BYTES
+from cakegen.plan.workspace import EPILOGUE_GROUPS, PAIR_CTAS
+from cakegen.registry import LaunchRecord
+
+FIRST_EPILOGUE_WARP = 2
+"""Warp 0 loads, warp 1 multiplies."""
+GROUP_WARPS = 4
+EPILOGUE_WARPS = EPILOGUE_GROUPS * GROUP_WARPS
+NUM_THREADS = (FIRST_EPILOGUE_WARP + EPILOGUE_WARPS) * WARP_THREADS
+TURNS = 2
+"""Accumulators in tensor memory, and answers of the launch control."""
+SUMS_READERS = PAIR_CTAS * EPILOGUE_WARPS
+ITEM_READERS = PAIR_CTAS * (1 + EPILOGUE_WARPS) + 1
+"""A loader and the epilogue warps of each CTA, and the thread that multiplies for both."""
+ANSWER_BYTES = 16
+PRODUCT_ROWS = 128
+"""Token rows of a CTA: a pair's product has M = 256 (PTX ISA 9.7.16.2.1)."""
+_MIN_COLUMNS = 32
+
+
+@dataclass(frozen=True)
+class GemmSmem:
+    """Byte offsets in dynamic shared memory: barriers and words, the flags (the chaos seed), then the ring."""
+
+    tensor_base_offset: int
+    answers_offset: int
+    arrivals_offset: int
+    stages_offset: int
+    a_bytes: int
+    b_bytes: int
+    total_bytes: int
+
+    @property
+    def stage_bytes(self) -> int:
+        """One CTA's copies of a K block."""
+        return self.a_bytes + self.b_bytes
+
+
+def gemm_smem_sm100(rules: PrefillRules, form: GemmForm) -> GemmSmem:
+    """The layout of one form: a CTA holds its token rows and half of the tile's weight rows."""
+    a_bytes = form.block_m * rules.block_k * BF16_BYTES
+    b_bytes = form.block_n // PAIR_CTAS * rules.block_k * BF16_BYTES
+    arrivals = SWIZZLE_PERIOD_BYTES - EPILOGUE_GROUPS * ARRIVAL_BYTES
+    answers = arrivals - TURNS * ANSWER_BYTES
+    stages = 2 * SWIZZLE_PERIOD_BYTES
+    total = stages + form.num_stages * (a_bytes + b_bytes)
+    return GemmSmem(answers - MBARRIER_BYTES, answers, arrivals, stages, a_bytes, b_bytes, total)
+
+
+def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
+    """The program of one prefill GEMM form.
+
+    Raises
+    ------
+    EmitError
+        No template, more shared or tensor memory than there is, another height than the products have, or barriers
+        over their bytes.
+    """
+    rules = model.prefill
+    smem = gemm_smem_sm100(rules, form)
+    _refuse_unfit(model, form, smem)
+    barriers = (
+        *(("stage_full", form.num_stages), ("stage_empty", form.num_stages)),
+        *((name, TURNS) for name in ("sums_full", "sums_empty", "item_full", "item_empty")),
+    )
+    constants = (
+        *_warp_constants(),
+        *_tile_constants(rules, form, smem),
+        *output_constants(model, form),
+        *_smem_constants(smem),
+        *barrier_constants(barriers, smem.tensor_base_offset, model.name),
+    )
+    return ProgramSpec(
+        export=model.name,
+        role=f"{form.stage}_gemm",
+        arch_family=arch_family,
+        template=template_of(model, f"{form.stage}_gemm", arch_family),
+        summary=_summary(form),
+        constants=constants,
+        arg_plan=gemm_arguments(form.stage),
+        tensor_maps=gemm_maps(rules.block_k, form),
+        barriers=barriers,
+        launch=LaunchRecord(
+            block=(NUM_THREADS, 1, 1),
+            cluster=(PAIR_CTAS, 1, 1),
+            cooperative=False,
+            programmatic=form.stage == "tail",
+            overlap=False,
+            dynamic_smem_bytes=smem.total_bytes,
+        ),
+        shared=(
+            SharedPart("device", "device_sm100_gemm", "device/sm100_gemm.cuh"),
+            SharedPart("gemm", "gemm_sm100", "kernels/sm100/gemm.cuh"),
+        ),
+    )
+
+
+def _summary(form: GemmForm) -> str:
+    ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
+    evict = ", weights evict-first" if form.evict_first else ""
+    tile = f"{PAIR_CTAS * form.block_m} x {form.block_n}"
+    return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{evict}{ragged}"
+
+
+def _warp_constants() -> tuple[Constant, ...]:
+    return (
+        Constant("kNumThreads", NUM_THREADS, "the loading warp, the multiplying warp, 8 epilogue warps"),
+        Constant("kMmaWarp", FIRST_EPILOGUE_WARP - 1, "index of the multiplying warp; CTA 0's works for both"),
+        Constant("kFirstEpilogueWarp", FIRST_EPILOGUE_WARP, "index of the first epilogue warp"),
+        Constant("kGroupBarrier", 1, "named barrier of epilogue warps 0 to 3; the next is that of 4 to 7"),
+        Constant("kSumsReaders", SUMS_READERS, "epilogue warps of both CTAs"),
+        Constant("kItemReaders", ITEM_READERS, "those, the loaders, and the thread that multiplies"),
+    )
+
+
+def _tile_constants(rules: PrefillRules, form: GemmForm, smem: GemmSmem) -> tuple[Constant, ...]:
+    return (
+        Constant("kBlockM", form.block_m, "token rows of a CTA"),
+        Constant("kBlockN", form.block_n, "weight rows of a pair's tile, of which a CTA loads half"),
+        Constant("kBlockK", rules.block_k, "elements of a K block: one 128-byte swizzled row"),
+        Constant("kNumStages", form.num_stages, "ring stages"),
+        Constant("kStageABytes", smem.a_bytes, "token rows of a stage"),
+        Constant("kStageBytes", smem.stage_bytes, "token rows and half of the weight rows: one CTA's copies"),
+        Constant("kEvictFirst", form.evict_first, "weights are the first to leave L2"),
+        Constant("kRasterPairRows", rules.raster_m_tiles // PAIR_CTAS, "pair rows of a raster group"),
+        Constant("kTensorColumns", _tensor_columns(form), "columns of tensor memory: two tiles' sums"),
+    )
+
+
+def _smem_constants(smem: GemmSmem) -> tuple[Constant, ...]:
+    return (
+        Constant("kAnswerBytes", ANSWER_BYTES, "an answer of the launch control"),
+        Constant("kTensorBaseOffset", smem.tensor_base_offset, "byte offset of the address of tensor memory"),
+        Constant("kAnswersOffset", smem.answers_offset, "byte offset of the two answers"),
+        Constant("kArrivalsOffset", smem.arrivals_offset, "byte offset of the arrival words, 16 bytes a group"),
+        Constant("kStagesOffset", smem.stages_offset, "byte offset of the ring: tokens, then weights, a stage"),
+    )
+
+
+def _tensor_columns(form: GemmForm) -> int:
+    """A power of two, as an allocation must be (PTX ISA 9.7.16.7)."""
+    return max(_MIN_COLUMNS, 1 << (TURNS * form.block_n - 1).bit_length())
+
+
+def _refuse_unfit(model: Model, form: GemmForm, smem: GemmSmem) -> None:
+    arch = next(arch for arch in ARCHITECTURES.values() if arch.family == "sm100")
+    where = f"{model.name}: {form.stage} GEMM"
+    if form.block_m != PRODUCT_ROWS:
+        raise EmitError(
+            f"{where}: {form.block_m} token rows a CTA; a pair's product has M = {PAIR_CTAS} * {PRODUCT_ROWS}. Set "
+            f"prefill.block_m to {PRODUCT_ROWS}."
+        )
+    columns = _tensor_columns(form)
+    if columns > arch.tensor_memory_cols:
+        raise EmitError(
+            f"{where}: {TURNS} tiles' sums of {form.block_n} columns take {columns} columns of tensor memory; an SM has"
+            f" {arch.tensor_memory_cols}. Use narrower tiles in prefill."
+        )
+    if smem.total_bytes > arch.max_dynamic_smem_bytes:
+        raise EmitError(
+            f"{where}: {smem.stages_offset} bytes of barriers and flags + {form.num_stages} stages * "
+            f"{smem.stage_bytes} = {smem.total_bytes} bytes of shared memory; a CTA has "
+            f"{arch.max_dynamic_smem_bytes}. Lower the stages of tiles of {form.block_n} columns in prefill."
+        )
