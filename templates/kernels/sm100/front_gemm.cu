@@ -45,14 +45,21 @@ __device__ __forceinline__ void load_weights(
     const Maps& maps, const Columns& columns, u32 rank, u32 chunk, u32 destination, u32 full) {
     if (columns.kind == TileClass::kShared) {
         load_weight_rows(destination, maps.shared, 0, columns.first + rank * kSharedCols, chunk, full);
+    } else if (columns.kind == TileClass::kLatent) {
+        load_weight_rows(destination, maps.down, 0, columns.first + rank * kHalfCols, chunk, full);
     } else {
-        const TensorMap& map = columns.kind == TileClass::kRouter ? maps.gate : maps.down;
-        load_weight_rows(destination, map, 0, columns.first + rank * kHalfCols, chunk, full);
+        // As with tokens: half a tile past the end is the other half once more.
+        const u32 row = columns.first + rank * kHalfCols;
+        load_weight_rows(destination, maps.gate, 0, row < Cfg::kRouterCols ? row : columns.first, chunk, full);
     }
 }
 
 __device__ __forceinline__ void produce(
     const Maps& maps, const Split& split, u32 pair_rows, u32 num_tokens, u32 rank, u32 smem, const Watch& watch) {
+    prefetch_tensormap(maps.x);
+    prefetch_tensormap(maps.gate);
+    prefetch_tensormap(maps.down);
+    prefetch_tensormap(maps.shared);
     griddepcontrol_wait();
     ClusterWork<Role::kLoader> works(split, rank, smem, watch);
     Ring load;
