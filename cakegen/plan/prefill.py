@@ -38,9 +38,9 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
     where = f"prefill front: TP {tp}"
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
     router_tiles = -(-dims.experts // rules.block_n)
-    latent_tiles = exact(dims.latent, rules.block_n, where, "latent", "columns of a tile")
-    half = rules.block_n // 2
-    shared_tiles = exact(i_local, half, where, "shared_intermediate / TP", "gate columns of a tile")
+    latent_tiles = -(-dims.latent // rules.block_n)
+    # a shared tile is half gate columns and half the matching up columns
+    shared_tiles = -(-i_local // (rules.block_n // 2))
     num_k = exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K block")
     n_tiles, m_tiles = router_tiles + latent_tiles + shared_tiles, m_tiles_of(rules.block_m, tokens)
     pair_rows = m_tiles // 2

@@ -117,10 +117,10 @@ class DecodeSm90Section(Section):
 class PrefillSection(Section):
     """`[prefill]`: fields of `cakegen.model.PrefillRules`."""
 
-    block_m: GemmTile
+    block_m: Annotated[int, Field(ge=128, le=128, description="a CTA's lanes of tensor memory: a pair has M = 256")]
     block_n: GemmTile
     block_k: ChunkWidth
-    raster_m_tiles: Positive
+    raster_m_tiles: Annotated[int, Field(ge=2, le=2**20, multiple_of=2, description="a pair of CTAs has two row tiles")]
     front_epilogue_iters: Count
     front_min_saving_percent: Percent
     front_evict_first_pair_rows: Count

@@ -36,8 +36,7 @@ constexpr u32 kNumK = Cfg::kNumK;
 
 /*% include "kernels/front_columns.cuh" %*/
 
-static_assert(Cfg::kLatentCols % Cfg::kBlockN == 0 && kSharedCols % kHalfCols == 0, "only a router tile is masked");
-static_assert(Cfg::kRouterCols % 8 == 0, "by 8 columns");
+static_assert(Cfg::kRouterCols % 8 == 0 && Cfg::kLatentCols % 8 == 0 && kSharedCols % 8 == 0, "masked by 8 columns");
 
 // In a shared tile rank 0 takes the gate rows and rank 1 the up rows, so that column c and column c + kBlockN / 2 of
 // the sums belong together.
@@ -45,12 +44,13 @@ __device__ __forceinline__ void load_weights(
     const Maps& maps, const Columns& columns, u32 rank, u32 chunk, u32 destination, u32 full) {
     if (columns.kind == TileClass::kShared) {
         load_weight_rows(destination, maps.shared, 0, columns.first + rank * kSharedCols, chunk, full);
-    } else if (columns.kind == TileClass::kLatent) {
-        load_weight_rows(destination, maps.down, 0, columns.first + rank * kHalfCols, chunk, full);
     } else {
+        const bool is_router = columns.kind == TileClass::kRouter;
         // As with tokens: half a tile past the end is the other half once more.
         const u32 row = columns.first + rank * kHalfCols;
-        load_weight_rows(destination, maps.gate, 0, row < Cfg::kRouterCols ? row : columns.first, chunk, full);
+        const bool is_inside = row < (is_router ? Cfg::kRouterCols : Cfg::kLatentCols);
+        load_weight_rows(
+            destination, is_router ? maps.gate : maps.down, 0, is_inside ? row : columns.first, chunk, full);
     }
 }
 
@@ -88,8 +88,8 @@ struct Outputs {
     u32 shared_act_pitch;
 };
 
-// fp32, unrounded. The last router tile may reach past the matrix, by whole groups of 8 columns.
-__device__ __forceinline__ void store_logits(float* row, const float (&values)[kStepCols], u32 column) {
+// fp32, unrounded. The last tile of a class may reach past its matrix, by whole groups of 8 columns.
+__device__ __forceinline__ void store_logits(float* row, u32 column, const float (&values)[kStepCols]) {
 #pragma unroll
     for (u32 i = 0; i < kStepCols; i += 8) {
         u32 words[8];
@@ -109,17 +109,17 @@ __device__ __forceinline__ void store_columns(
     const u64 row = token;
     const u32 lower = columns.first + first;
     if (columns.kind == TileClass::kRouter) {
-        store_logits(out.logits + row * out.logits_pitch, sums[0], lower);
-        store_logits(out.logits + row * out.logits_pitch, sums[1], lower + kHalfCols);
+        store_logits(out.logits + row * out.logits_pitch, lower, sums[0]);
+        store_logits(out.logits + row * out.logits_pitch, lower + kHalfCols, sums[1]);
     } else if (columns.kind == TileClass::kLatent) {
-        store_bf16(out.latent + row * out.latent_pitch + lower, sums[0]);
-        store_bf16(out.latent + row * out.latent_pitch + lower + kHalfCols, sums[1]);
+        store_bf16_within(out.latent + row * out.latent_pitch, lower, Cfg::kLatentCols, sums[0]);
+        store_bf16_within(out.latent + row * out.latent_pitch, lower + kHalfCols, Cfg::kLatentCols, sums[1]);
     } else {
 #pragma unroll
         for (u32 i = 0; i < kStepCols; ++i) {
             sums[0][i] = situ(sums[0][i], sums[1][i], Cfg::kSituBeta, Cfg::kSituLinearBeta);
         }
-        store_bf16(out.shared_act + row * out.shared_act_pitch + lower, sums[0]);
+        store_bf16_within(out.shared_act + row * out.shared_act_pitch, lower, kSharedCols, sums[0]);
     }
 }
 

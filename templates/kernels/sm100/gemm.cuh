@@ -323,6 +323,7 @@ __device__ __forceinline__ void store_words(void* address, const u32 (&words)[8]
     }
 }
 
+// kStepCols columns of a row, rounded to bf16.
 __device__ __forceinline__ void store_bf16(u16* address, const float (&values)[kStepCols]) {
     u32 words[8];
 #pragma unroll
@@ -330,6 +331,20 @@ __device__ __forceinline__ void store_bf16(u16* address, const float (&values)[k
         words[i] = cvt_rn_bf16x2(values[2 * i + 1], values[2 * i]);
     }
     store_words(address, words);
+}
+
+// The same from `column` on; columns past `cols` are dropped, by whole groups of 8.
+__device__ __forceinline__ void store_bf16_within(
+    u16* row, u32 column, u32 cols, const float (&values)[kStepCols]) {
+    if (column + kStepCols <= cols) {
+        store_bf16(row + column, values);
+    } else if (column < cols) {
+        st_global_v4(
+            row + column,
+            Vec4{
+                cvt_rn_bf16x2(values[1], values[0]), cvt_rn_bf16x2(values[3], values[2]),
+                cvt_rn_bf16x2(values[5], values[4]), cvt_rn_bf16x2(values[7], values[6])});
+    }
 }
 
 // ---- set-up and end ----
