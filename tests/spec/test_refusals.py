@@ -103,13 +103,13 @@ EDITS = {
         ["prefill_sm90.raster_m_tiles = 15", "two row tiles"],
     ),
     "odd raster with tensor memory": (
-        "raster_m_tiles = 16\n# Front",
-        "raster_m_tiles = 15\n# Front",
+        "raster_m_tiles = 16\nfront_epilogue",
+        "raster_m_tiles = 15\nfront_epilogue",
         ["prefill.raster_m_tiles = 15", "two row tiles"],
     ),
     "row tile that is no product's": (
-        "block_m = 128\nblock_n = 256\nblock_k = 64\n# row tiles that share",
-        "block_m = 64\nblock_n = 256\nblock_k = 64\n# row tiles that share",
+        "block_m = 128\nblock_n = 256\nblock_k = 64\nraster",
+        "block_m = 64\nblock_n = 256\nblock_k = 64\nraster",
         ["prefill.block_m = 64", "a pair has M = 256"],
     ),
     "deep GEMM ring": (
