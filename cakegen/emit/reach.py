@@ -7,7 +7,9 @@ them gives exactly the programs that a runtime can ask for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cakegen.arch import architecture
@@ -19,6 +21,7 @@ from cakegen.errors import EmitError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import plan_route
 from cakegen.plan.records import DecodeForm, GemmForm, NormForm, Plan
+from cakegen.plan.route import STAGES
 
 # one an architecture family: their tiles and pipelines differ
 _GEMM_PROGRAMS = {"sm90": gemm_program_sm90, "sm100": gemm_program_sm100}
@@ -98,14 +101,16 @@ def reached_plans(model: Model) -> Iterator[Plan]:
         A plan does not fit.
     """
     for target in model.targets:
-        counts = tuple(_token_counts(model, architecture(target.arch).family))
+        family = architecture(target.arch).family
+        ranges = {stage: tuple(token_ranges(model, family, _last_token(model, family, stage))) for stage in STAGES}
+        largest = {stage: found[-1:] for stage, found in ranges.items()}
         for tp in target.tp_degrees:
             for sm_count in target.sm_counts:
-                yield from _plans(model, tp, counts, DeviceFacts.nominal(target.arch, sm_count))
-            if architecture(target.arch).family == "sm90" and counts and counts[-1] > model.decode.max_tokens:
+                yield from _plans(model, tp, ranges, DeviceFacts.nominal(target.arch, sm_count))
+            if family == "sm90":
                 device = DeviceFacts.nominal(target.arch, target.sm_counts[-1])
                 for each in _one_tile_models(model):
-                    yield from _plans(each, tp, counts[-1:], device)
+                    yield from _plans(each, tp, largest, device)
 
 
 def _one_tile_models(model: Model) -> Iterator[Model]:
@@ -117,20 +122,34 @@ def _one_tile_models(model: Model) -> Iterator[Model]:
         yield dataclasses.replace(model, prefill_sm90=model.prefill_sm90.preferring(tile))
 
 
-def _plans(model: Model, tp: int, counts: tuple[int, ...], device: DeviceFacts) -> Iterator[Plan]:
-    for tokens in counts:
-        yield plan_route(model, stage="front", tp=tp, tokens=tokens, partials=1, device=device)
-        for partials in _partial_counts(model.max_partials):
-            yield plan_route(model, stage="tail", tp=tp, tokens=tokens, partials=partials, device=device)
+def _plans(model: Model, tp: int, ranges: Mapping[str, tuple[range, ...]], device: DeviceFacts) -> Iterator[Plan]:
+    """The ends of each range; where they have other keys, all of it."""
+    for stage, ranges_of_stage in ranges.items():
+        for partials in (1,) if stage == "front" else _partial_counts(model.max_partials):
+            plan = functools.partial(plan_route, model, stage=stage, tp=tp, partials=partials, device=device)
+            for tokens in ranges_of_stage:
+                ends = [plan(tokens=count) for count in dict.fromkeys((tokens[0], tokens[-1]))]
+                if len({tuple(launch.key for launch in end.launches) for end in ends}) == 1:
+                    yield from ends
+                else:
+                    yield from (plan(tokens=count) for count in tokens)
 
 
-def _token_counts(model: Model, arch_family: str) -> Iterator[int]:
-    """Every decode count, and both ends of each pair row of prefill: inside one, only the norm's grid depends on T."""
-    last, first_prefill = _last_token(model, arch_family), model.decode.max_tokens + 1
-    pair_tokens = 2 * (model.prefill_sm90 if arch_family == "sm90" else model.prefill).block_m
-    for tokens in range(1, last + 1):
-        if tokens <= first_prefill or tokens % pair_tokens in (0, 1) or tokens == last:
-            yield tokens
+def token_ranges(model: Model, arch_family: str, last: int) -> Iterator[range]:
+    """Ranges of token counts, from 1 to `last`, inside which all plans have the keys of both ends, if those agree.
+
+    Each decode count is one. Inside a pair row of prefill a plan depends on T only through the rows of the norm:
+    whether it is fused, and whether it triggers early. Each of the two changes at most once as T grows.
+    """
+    starts = set(range(1, model.decode.max_tokens + 2)) | {last + 1}
+    if arch_family == "sm90":
+        starts |= set(range(1, last, 2 * model.prefill_sm90.block_m))
+    else:
+        rules = model.prefill
+        starts |= set(range(1, last, 2 * rules.block_m))
+        starts |= {rules.short_ring_max_tokens + 1, rules.narrow_tokens, rules.narrow_tokens + 1}
+    for start, end in itertools.pairwise(sorted(start for start in starts if 1 <= start <= last + 1)):
+        yield range(start, end)
 
 
 def _partial_counts(most: int) -> tuple[int, ...]:
@@ -138,8 +157,8 @@ def _partial_counts(most: int) -> tuple[int, ...]:
     return tuple(sorted({1, min(2, most), most}))
 
 
-def _last_token(model: Model, arch_family: str) -> int:
-    """Largest token count whose plans have templates on these architectures (0: none has)."""
-    if model.template_for("front_gemm", arch_family) or model.template_for("tail_gemm", arch_family):
+def _last_token(model: Model, arch_family: str, stage: str) -> int:
+    """Largest token count at which a stage has templates on these architectures (0: none has)."""
+    if model.template_for(f"{stage}_gemm", arch_family):
         return model.max_tokens
     return model.decode.max_tokens if model.template_for("decode", arch_family) else 0
