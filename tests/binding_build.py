@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -56,15 +57,24 @@ def target_flags(registry: Registry, key: str) -> list[str]:
 
 def build_binding(registry: Registry, key: str, folder: Path) -> Path:
     """Compile a key's binding, its kernel included, into a shared library; fails with the compiler's words."""
-    program = registry.program(key)
+    constants = [f"-D{name}={value}" for name, value in registry.constants(key).items()]
+    source = registry.csrc / registry.program(key).binding_source
+    return _compile(key, [*FLAGS, *target_flags(registry, key), *constants], source, folder)
+
+
+def build_from_manifest(manifest: Path, key: str, folder: Path) -> Path:
+    """The same with nothing but what the layout `tvm-ffi` holds: its manifest and the sources beside it."""
+    said = json.loads(manifest.read_text())
+    entry = said["keys"][key]
+    source = manifest.parent / said["programs"][entry["program"]]["binding"]
+    return _compile(key, [*said["nvcc"], *entry["nvcc"]], source, folder)
+
+
+def _compile(key: str, options: list[str], source: Path, folder: Path) -> Path:
     # by key: several share one program, and differ in the compile line's constants
     library = folder / f"{re.sub(r'[^0-9A-Za-z]', '_', key)}.so"
-    constants = [f"-D{name}={value}" for name, value in registry.constants(key).items()]
-    options = [*FLAGS, *target_flags(registry, key), *include_flags(), *constants]
-    command = [find_nvcc(), *options, str(registry.csrc / program.binding_source)]
-    result = subprocess.run(
-        [*command, "-o", str(library)], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
+    command = [find_nvcc(), *options, *include_flags(), str(source), "-o", str(library)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     assert result.returncode == 0, f"{key}: {' '.join(command)}\n{result.stdout}{result.stderr}"
     assert "warning" not in result.stderr, f"{key}: {result.stderr}"
     return library

@@ -2,28 +2,91 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
+
+ALL_KEYS = "*"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What of an export is written: its whole tree, or (`tvm-ffi`) the sources of some keys with a manifest."""
+
+    name: str
+    arches: tuple[str, ...]
+    match: str
+
+    def select(self, files: dict[str, str], export: str) -> dict[str, str]:
+        """The files to write, of those of the tree.
+
+        Raises
+        ------
+        EmitError
+            The layout selects keys, and none is selected.
+        """
+        if self.name == "tree":
+            return files
+        from cakegen.emit.ffi_layout import select_ffi_files
+
+        return select_ffi_files(files, export, self.arches, self.match)
+
+    @property
+    def options(self) -> str:
+        """As the command line spells it."""
+        layout = "" if self.name == "tree" else f" --layout {self.name}"
+        match = "" if self.match == ALL_KEYS else f" --match '{self.match}'"
+        return layout + "".join(f" --arch {arch}" for arch in self.arches) + match
+
+    def refuse_other(self, tree: Path) -> None:
+        """Refuse a folder in which the other layout lies: writing would drop it.
+
+        Raises
+        ------
+        EmitError
+            It holds one.
+        """
+        from cakegen.emit.ffi_layout import MANIFEST_FILE
+        from cakegen.errors import EmitError
+        from cakegen.registry import REGISTRY_FILE
+
+        other = MANIFEST_FILE if self.name == "tree" else REGISTRY_FILE
+        if (tree / other).exists():
+            raise EmitError(
+                f"{tree}: holds {other}, so an export of another layout, which would be dropped; name another --dest"
+            )
 
 
 @click.command("export")
 @click.argument("name", required=False)
 @click.option("--check", is_flag=True, help="Write nothing; fail unless the tree is what the export would write.")
 @click.option("--dest", type=click.Path(path_type=Path, file_okay=False), help="Folder of the trees (DEST/<export>).")
-def export_command(name: str | None, check: bool, dest: Path | None) -> None:
+@click.option("--layout", type=click.Choice(["tree", "tvm-ffi"]), default="tree", show_default=True, help="See above.")
+@click.option("--arch", "arches", multiple=True, help="tvm-ffi: only this target, e.g. sm_100a; may be repeated.")
+@click.option("--match", default=ALL_KEYS, help="tvm-ffi: only keys that this pattern matches, e.g. 'tail_gemm:*'.")
+def export_command(
+    name: str | None, check: bool, dest: Path | None, layout: str, arches: tuple[str, ...], match: str
+) -> None:
     """Write the generated tree of an export, all or nothing.
 
-    NAME is a folder below `exports`, or the path of an export file; without it, every export is written.
+    NAME is a folder below `exports`, or the path of an export file; without it, every export is written. The layout
+    `tvm-ffi` is what an engine needs that compiles with nvcc and loads through TVM-FFI: bindings, kernels, what they
+    include, and a manifest.
     """
     from cakegen.errors import SealError
 
+    if layout == "tree" and (arches or match != ALL_KEYS):
+        raise click.UsageError("--arch and --match select keys of the layout tvm-ffi; a tree always holds all keys")
+    if layout != "tree" and dest is None:
+        raise click.UsageError(f"the layout {layout} has no folder of its own; name one with --dest DIR")
+    wanted = Layout(layout, arches, match)
     root = _trees_root(check, dest)
     files = export_files(name)
     faults = _orphans(root, files) if check and name is None and dest is None else []
     for file in files:
         try:
-            click.echo(_export_one(file, root, check, name, dest))
+            click.echo(_export_one(file, root, wanted, check, name, dest))
         except SealError as error:
             faults.append(str(error))
     if faults:
@@ -53,17 +116,18 @@ def export_files(name: str | None) -> list[Path]:
     return found
 
 
-def _export_one(file: Path, root: Path, check: bool, name: str | None, dest: Path | None) -> str:
+def _export_one(file: Path, root: Path, layout: Layout, check: bool, name: str | None, dest: Path | None) -> str:
     from cakegen.emit import check_tree, render_tree, write_tree
     from cakegen.spec import parse_export
 
     model = parse_export(file).to_model()
     _refuse_other_name(file, model.name)
-    files = render_tree(model, model.name)
+    files = layout.select(render_tree(model, model.name), model.name)
     tree = root / model.name
+    layout.refuse_other(tree)
     if check:
         argument = name if name and name.endswith(".toml") else model.name
-        command = f"cakegen export {argument}{f' --dest {dest}' if dest else ''}"
+        command = f"cakegen export {argument}{f' --dest {dest}' if dest else ''}{layout.options}"
         return f"{model.name}: {check_tree(tree, files, command).summary}"
     return f"{model.name}: {write_tree(tree, files).summary} in {tree}"
 

@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from binding_build import binding_examples, build_binding, find_nvcc, include_flags
+from binding_build import binding_examples, build_from_manifest, find_nvcc, include_flags
 
 from cakegen import paths
-from cakegen.registry import Program, load_registry
+from cakegen.emit.ffi_layout import MANIFEST_FILE, select_ffi_files
+from cakegen.emit.write import write_tree
+from cakegen.registry import Program, Registry, load_registry
 
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
 ROLES = {
@@ -22,15 +24,24 @@ ROLES = {
 PREFIX = "__tvm_ffi_"
 
 
+def write_layout(registry: Registry, folder: Path) -> None:
+    files = (path for path in registry.root.rglob("*") if path.is_file())
+    tree = {path.relative_to(registry.root).as_posix(): path.read_text() for path in files}
+    write_tree(folder, select_ffi_files(tree, registry.export))
+
+
 @pytest.mark.parametrize("arch", ROLES)
 def test_binding_of_each_role_and_argument_plan_compiles(tmp_path: Path, arch: str) -> None:
-    """For all the targets of its program: one of sm_100a is compiled for sm_103a too."""
+    """For all the targets of its program: one of sm_100a is compiled for sm_103a too. From the layout tvm-ffi alone."""
     find_nvcc()
     include_flags()
     examples = binding_examples((load_registry(name) for name in EXPORTS), arch)
     assert {registry.program(key).role for registry, key in examples} == ROLES[arch]
+    for name in EXPORTS:
+        write_layout(load_registry(name), tmp_path / name)
+    jobs = [(tmp_path / registry.export / MANIFEST_FILE, key, tmp_path) for registry, key in examples]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        libraries = list(pool.map(lambda example: build_binding(*example, tmp_path), examples))
+        libraries = list(pool.map(lambda job: build_from_manifest(*job), jobs))
     for (registry, key), library in zip(examples, libraries, strict=True):
         command = ["nm", "-D", "--defined-only", str(library)]
         symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
