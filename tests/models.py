@@ -106,6 +106,8 @@ FAMILIES = (
     Family(name="tail_gemm", arch_family="sm90", template="kernels/sm90/tail_gemm.cu"),
     Family(name="decode", arch_family="sm100", template="kernels/sm100/decode.cu"),
     Family(name="tail_norm", arch_family="sm100", template="kernels/tail_norm.cu"),
+    Family(name="front_gemm", arch_family="sm100", template="kernels/sm100/front_gemm.cu"),
+    Family(name="tail_gemm", arch_family="sm100", template="kernels/sm100/tail_gemm.cu"),
 )
 
 # What the small model changes, so that it reaches the forms of the large one. Token limits and ring depths stay: they

@@ -24,6 +24,9 @@ from cakegen.registry import LaunchRecord, TensorMapEntry
 WARP_THREADS = 32
 MBARRIER_BYTES = 8
 VECTOR_ELEMS = 8
+NORM_BUFFERS = ("routed", "norm_weight", "y_workspace")
+NORM_PARAMETERS = ("num_partials", "routed_pitch", "routed_partial_stride", "y_pitch")
+"""What every program that normalises rows takes for it, beside the number of tokens."""
 MAX_VECTORS_PER_LANE = 20
 """A norm warp holds its row in registers: 20 vectors of 8 fp32 sums are 160 of the 255 that a thread may have."""
 
@@ -85,8 +88,6 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
         Constant("kEarlyTrigger", form.early_trigger, "dependents may start at entry, else after the stores"),
         *norm_constants(model),
     )
-    buffers = ("routed", "norm_weight", "y_workspace", "wait_record")
-    parameters = ("num_tokens", "num_partials", "routed_pitch", "routed_partial_stride", "y_pitch")
     return ProgramSpec(
         export=model.name,
         role="tail_norm",
@@ -94,7 +95,7 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
         template=template_of(model, "tail_norm", arch_family),
         summary=f"tail: norm of {form.rows_per_cta} rows a CTA, {'early' if form.early_trigger else 'late'} trigger",
         constants=constants,
-        arg_plan=arguments((), buffers, parameters),
+        arg_plan=arguments((), (*NORM_BUFFERS, "wait_record"), ("num_tokens", *NORM_PARAMETERS)),
         tensor_maps=(),
         barriers=(),
         launch=LaunchRecord(
@@ -318,17 +319,8 @@ def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
         return arguments(maps, ("out", "wait_record"), ("num_tokens", "out_pitch", "up_col0", "weights_ahead"))
     return arguments(
         maps,
-        ("routed", "norm_weight", "y_workspace", "out", "counters", "wait_record"),
-        (
-            "num_tokens",
-            "num_partials",
-            "routed_pitch",
-            "routed_partial_stride",
-            "y_pitch",
-            "out_pitch",
-            "up_col0",
-            "weights_ahead",
-        ),
+        (*NORM_BUFFERS, "out", "counters", "wait_record"),
+        ("num_tokens", *NORM_PARAMETERS, "out_pitch", "up_col0", "weights_ahead"),
     )
 
 

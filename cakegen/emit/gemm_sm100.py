@@ -8,15 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cakegen.arch import ARCHITECTURES
-from cakegen.emit.decode import MBARRIER_BYTES, WARP_THREADS, barrier_constants, template_of
+from cakegen.emit.decode import (
+    MBARRIER_BYTES,
+    NORM_BUFFERS,
+    NORM_PARAMETERS,
+    WARP_THREADS,
+    barrier_constants,
+    norm_constants,
+    template_of,
+)
 from cakegen.emit.gemm import ARRIVAL_BYTES, gemm_arguments, gemm_maps, output_constants
 from cakegen.emit.program import Constant, ProgramSpec, SharedPart
 from cakegen.errors import EmitError
 from cakegen.model import Model, PrefillRules
 from cakegen.plan.records import GemmForm
 from cakegen.plan.smem import BF16_BYTES, SWIZZLE_PERIOD_BYTES
-from cakegen.plan.workspace import EPILOGUE_GROUPS, PAIR_CTAS
-from cakegen.registry import LaunchRecord
+from cakegen.plan.workspace import EPILOGUE_GROUPS, PAIR_CTAS, norm_words
+from cakegen.registry import LaunchRecord, TensorMapEntry
 
 FIRST_EPILOGUE_WARP = 2
 """Warp 0 loads, warp 1 multiplies."""
@@ -32,6 +40,8 @@ ANSWER_BYTES = 16
 PRODUCT_ROWS = 128
 """Token rows of a CTA: a pair's product has M = 256 (PTX ISA 9.7.16.2.1)."""
 _MIN_COLUMNS = 32
+SLAB_COLS = 64
+"""Columns of a staged slab, one swizzled row: an epilogue group's in a half of the tile. Its rows are a warp's 32."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +88,13 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
     barriers = (
         *(("stage_full", form.num_stages), ("stage_empty", form.num_stages)),
         *((name, TURNS) for name in ("sums_full", "sums_empty", "item_full", "item_empty")),
+        *((("rows_arrived", 1),) if form.fused_norm else ()),
     )
     constants = (
-        *_warp_constants(),
+        *_warp_constants(form),
         *_tile_constants(rules, form, smem),
         *output_constants(model, form),
+        *(_tail_constants(model, form) if form.stage == "tail" else ()),
         *_smem_constants(smem),
         *barrier_constants(barriers, smem.tensor_base_offset, model.name),
     )
@@ -93,20 +105,21 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         template=template_of(model, f"{form.stage}_gemm", arch_family),
         summary=_summary(form),
         constants=constants,
-        arg_plan=gemm_arguments(form.stage),
-        tensor_maps=gemm_maps(rules.block_k, form),
+        arg_plan=_tail_arguments(form) if form.stage == "tail" else gemm_arguments(form.stage),
+        tensor_maps=(*gemm_maps(rules.block_k, form), *_out_maps(form)),
         barriers=barriers,
         launch=LaunchRecord(
             block=(NUM_THREADS, 1, 1),
             cluster=(PAIR_CTAS, 1, 1),
-            cooperative=False,
-            programmatic=form.stage == "tail",
-            overlap=False,
+            cooperative=form.fused_norm,
+            programmatic=form.stage == "tail" and not form.fused_norm,
+            overlap=form.fused_norm,
             dynamic_smem_bytes=smem.total_bytes,
         ),
         shared=(
             SharedPart("device", "device_sm100_gemm", "device/sm100_gemm.cuh"),
             SharedPart("gemm", "gemm_sm100", "kernels/sm100/gemm.cuh"),
+            *((SharedPart("norm_row", "norm_row", "kernels/norm_row.cuh"),) if form.fused_norm else ()),
         ),
     )
 
@@ -118,15 +131,49 @@ def _summary(form: GemmForm) -> str:
     return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{evict}{ragged}"
 
 
-def _warp_constants() -> tuple[Constant, ...]:
+def _warp_constants(form: GemmForm) -> tuple[Constant, ...]:
     return (
         Constant("kNumThreads", NUM_THREADS, "the loading warp, the multiplying warp, 8 epilogue warps"),
         Constant("kMmaWarp", FIRST_EPILOGUE_WARP - 1, "index of the multiplying warp; CTA 0's works for both"),
         Constant("kFirstEpilogueWarp", FIRST_EPILOGUE_WARP, "index of the first epilogue warp"),
         Constant("kGroupBarrier", 1, "named barrier of epilogue warps 0 to 3; the next is that of 4 to 7"),
+        Constant("kOneItem", form.fused_norm, "the whole grid is resident, a cluster an item"),
         Constant("kSumsReaders", SUMS_READERS, "epilogue warps of both CTAs"),
         Constant("kItemReaders", ITEM_READERS, "those, the loaders, and the thread that multiplies"),
     )
+
+
+def _tail_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
+    constants: tuple[Constant, ...] = (
+        Constant("kFusedNorm", form.fused_norm, "the launch normalises the routed rows itself"),
+        Constant("kStagedStore", form.staged_store, "a cluster's last tile is stored through the drained ring"),
+        Constant("kNormCounters", norm_words(form), "control words in front of those of the segments"),
+    )
+    if not form.fused_norm:
+        return constants
+    norm = (
+        Constant("kEpilogueWarps", EPILOGUE_WARPS, "warps that normalise rows, then store"),
+        Constant("kNormBarrier", 1 + EPILOGUE_GROUPS, "named barrier of all of them"),
+    )
+    return constants + norm + norm_constants(model)
+
+
+def _tail_arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
+    """The shared arguments; a map of `out` where it is stored through one; the norm's, where it is fused."""
+    found = []
+    for kind, name in gemm_arguments("tail"):
+        if (kind, name) == ("buffer", "out"):
+            found += [("tma_buffer", "out")] * form.staged_store
+            found += [("buffer", buffer) for buffer in NORM_BUFFERS if form.fused_norm]
+        found.append((kind, name))
+        if name == "num_tokens" and form.fused_norm:
+            found += [("parameter", parameter) for parameter in NORM_PARAMETERS]
+    return tuple(found)
+
+
+def _out_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:
+    box = (SLAB_COLS, WARP_THREADS, 1)
+    return (TensorMapEntry("out", "out", "chunks", box),) if form.staged_store else ()
 
 
 def _tile_constants(rules: PrefillRules, form: GemmForm, smem: GemmSmem) -> tuple[Constant, ...]:
@@ -165,6 +212,12 @@ def _refuse_unfit(model: Model, form: GemmForm, smem: GemmSmem) -> None:
         raise EmitError(
             f"{where}: {form.block_m} token rows a CTA; a pair's product has M = {PAIR_CTAS} * {PRODUCT_ROWS}. Set "
             f"prefill.block_m to {PRODUCT_ROWS}."
+        )
+    if form.staged_store and form.block_n != PAIR_CTAS * EPILOGUE_GROUPS * SLAB_COLS:
+        raise EmitError(
+            f"{where}: a staged store of tiles of {form.block_n} columns; a group of epilogue warps stages {SLAB_COLS} "
+            f"of each half, so a tile has 2 halves * {EPILOGUE_GROUPS} groups * {SLAB_COLS} = "
+            f"{PAIR_CTAS * EPILOGUE_GROUPS * SLAB_COLS}. Set prefill.block_n to that."
         )
     columns = _tensor_columns(form)
     if columns > arch.tensor_memory_cols:

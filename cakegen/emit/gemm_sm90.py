@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cakegen.arch import architecture
-from cakegen.emit.decode import WARP_THREADS, barrier_constants, norm_constants, template_of
+from cakegen.emit.decode import NORM_BUFFERS, WARP_THREADS, barrier_constants, norm_constants, template_of
 from cakegen.emit.gemm import ARRIVAL_BYTES, gemm_arguments, gemm_maps, output_constants
 from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
@@ -118,7 +118,7 @@ def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
     found: list[tuple[str, str]] = []
     for kind, name in gemm_arguments(form.stage):
         if form.fused_norm and name == "out":
-            found += [("buffer", buffer) for buffer in ("routed", "norm_weight", "y_workspace")]
+            found += [("buffer", buffer) for buffer in NORM_BUFFERS]
         if form.fused_norm and name == "m_tiles":
             found += [("parameter", "norm_first_rows")]
         found.append((kind, name))

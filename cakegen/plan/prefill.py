@@ -98,7 +98,7 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
     rules, dims = model.prefill, model.dims
     where = f"prefill tail: TP {tp}"
     instance = _tail_instance(model, tp, tokens)
-    n_tiles = exact(dims.hidden, instance.block_n, where, "hidden", "columns of a tile")
+    n_tiles = -(-dims.hidden // instance.block_n)
     latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
     up = -(-latent_slice // rules.block_k)
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")

@@ -6,7 +6,7 @@ runner, and every launch leaves the control words at zero.
 
 from __future__ import annotations
 
-from cakegen.plan.records import DecodeForm, GemmForm, Launch
+from cakegen.plan.records import DecodeForm, GemmForm, Launch, NormForm
 
 PAIR_CTAS = 2
 # Each warpgroup of a Hopper CTA hands over its own rows' sums, and so counts its own arrivals; on Blackwell each group
@@ -26,14 +26,24 @@ def partials_elems(launch: Launch) -> int:
 def control_words(launch: Launch) -> int:
     """int32 words that are zero before and after each launch.
 
-    A GEMM counts the arrivals of segments, `[cut tiles, 2 CTAs, warpgroups of a tile]`; if it normalises too, the rows
-    of each pair row of tiles behind them, and the CTAs that need no more of those. A decode tail whose CTAs wait for
-    each other's normalised rows counts those with one word.
+    A tail whose CTAs wait for each other's normalised rows counts those: with the first word, or, where a Hopper GEMM
+    normalises them, by pair rows of tiles behind the others, with one more for the CTAs that need no more of them. A
+    GEMM counts the arrivals of segments, `[cut tiles, 2 CTAs, groups of a tile]`.
     """
+    words = norm_words(launch.form)
     if isinstance(launch.form, GemmForm):
-        norm_words = dict(launch.parameters)["m_tiles"] // PAIR_CTAS + 1 if launch.form.fused_norm else 0
-        return _cut_tiles(launch, launch.form) * PAIR_CTAS * launch.form.tile_groups + norm_words
-    return int(isinstance(launch.form, DecodeForm) and launch.form.needs_residency)
+        parameters = dict(launch.parameters)
+        if "norm_first_rows" in parameters:
+            words = parameters["m_tiles"] // PAIR_CTAS + 1
+        words += _cut_tiles(launch, launch.form) * PAIR_CTAS * launch.form.tile_groups
+    return words
+
+
+def norm_words(form: DecodeForm | NormForm | GemmForm) -> int:
+    """Control words by which all CTAs of a launch wait for the whole of y that they normalise."""
+    if isinstance(form, DecodeForm):
+        return int(form.needs_residency)
+    return int(isinstance(form, GemmForm) and form.fused_norm)
 
 
 def _cut_tiles(launch: Launch, form: GemmForm) -> int:

@@ -7,3 +7,5 @@
 /*% include "device/launch_control.cuh" %*/
 
 /*% include "device/wide_store.cuh" %*/
+
+/*% include "device/tma_store.cuh" %*/

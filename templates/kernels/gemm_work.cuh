@@ -50,6 +50,11 @@ class WorkList {
         return true;
     }
 
+    // Whether `next` gives nothing more.
+    __device__ __forceinline__ bool ends() const {
+        return position_ == end_ && item_ >= split_.num_items;
+    }
+
   private:
     Split split_;
     u32 item_;

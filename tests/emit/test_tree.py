@@ -26,7 +26,7 @@ from cakegen.registry import load_registry
 from cakegen.spec import parse_export
 
 PREAMBLES = ("device_common", "device_sm90", "device_sm100", "host_common")
-SHARED = ("decode_sm100_c1", "decode_sm100_c2", "norm_row")
+SHARED = ("decode_sm100_c1", "decode_sm100_c2", "norm_row", "device_sm100_gemm", "gemm_sm100")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@
 enum class Role { kLoader, kMultiplier, kEpilogue };
 
 // The grid has a cluster an item. At the start of an item CTA 0's loader asks for the next one; the answer to request n
-// comes to both CTAs, to slot n % 2. Each of kItemReaders readers takes it there, and tells CTA 0 that it has.
+// comes to both CTAs, to slot n % 2. Each of kItemReaders readers takes it there, and tells CTA 0 that it has. Where
+// the whole grid is resident, nobody asks: kOneItem.
 template <Role kRole>
 class ClusterWork {
   public:
@@ -20,19 +21,25 @@ class ClusterWork {
 
     __device__ __forceinline__ bool next(Work& work, const Watch& watch) {
         while (!list_.next(work)) {
-            const u32 item = take_answer(watch);
+            const u32 item = next_item(watch);
             if (item == kNoCluster) {
                 return false;
             }
             list_ = WorkList(split_, item, split_.num_items);
+            is_known_ = false;
             request(watch);
         }
         return true;
     }
 
+    // Whether nothing comes after the work that `next` gave last.
+    __device__ __forceinline__ bool is_last(const Watch& watch) {
+        return list_.ends() && next_item(watch) == kNoCluster;
+    }
+
   private:
     __device__ __forceinline__ void request(const Watch& watch) {
-        if constexpr (kRole == Role::kLoader) {
+        if constexpr (kRole == Role::kLoader && !Cfg::kOneItem) {
             const u32 slot = count_ % 2;
             const u32 full = smem_ + Cfg::kItemFullOffset + slot * 8;
             if (rank_ == 0) {
@@ -45,7 +52,18 @@ class ClusterWork {
         }
     }
 
-    // The next item, or kNoCluster.
+    // The item after this one, or kNoCluster.
+    __device__ __forceinline__ u32 next_item(const Watch& watch) {
+        if (Cfg::kOneItem) {
+            return kNoCluster;
+        }
+        if (!is_known_) {
+            next_item_ = take_answer(watch);
+            is_known_ = true;
+        }
+        return next_item_;
+    }
+
     __device__ __forceinline__ u32 take_answer(const Watch& watch) {
         const u32 slot = count_ % 2;
         mbarrier_wait_cluster(smem_ + Cfg::kItemFullOffset + slot * 8, count_ / 2 & 1, watch);
@@ -67,6 +85,8 @@ class ClusterWork {
     u32 rank_;
     u32 smem_;
     u32 count_ = 0;  // answers taken
+    u32 next_item_ = kNoCluster;
+    bool is_known_ = false;  // the answer about it is taken
 };
 
 /*% include "kernels/ring.cuh" %*/
@@ -279,13 +299,13 @@ __device__ __forceinline__ void sum_segments(
 }
 
 // The end of a work: `store(sums, column)` gets kStepCols columns of the lower half of the tile from `column` on, and
-// those half a tile further. Nothing of a segment that another finishes.
+// those half a tile further. False: a segment of a tile that another finishes, of which it gets nothing.
 template <typename Store>
-__device__ __forceinline__ void finish_tile(
+__device__ __forceinline__ bool finish_tile(
     u32 from, const Work& work, const Segments& segments, const Fragment& at, u32 smem, Store store) {
     const bool is_cut = work.num_segments > 1;
     if (is_cut && !arrives_last(from, work, segments, at, smem)) {
-        return;
+        return false;
     }
 #pragma unroll 1
     for (u32 step = 0; step < kGroupCols / kStepCols; ++step) {
@@ -297,6 +317,7 @@ __device__ __forceinline__ void finish_tile(
         }
         store(sums, step_column(at, step));
     }
+    return true;
 }
 
 __device__ __forceinline__ void await_sums(u32 count, u32 smem, const Watch& watch) {
