@@ -120,7 +120,7 @@ TINY_PREFILL_CHANGES: dict[str, int] = {
     "stream_k_segment_cost": 1,
     "stream_k_min_saving": 2,
     "fused_norm_min_down_chunks": 16,
-    "fused_norm_rows_per_cta": 64,
+    "fused_norm_rows_per_cta": 40,
 }
 TINY_PREFILL_SM90_CHANGES: dict[str, Any] = {
     "stream_k_min_ipc": 3,

@@ -65,7 +65,7 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
             cluster=(PAIR_CTAS, 1, 1),
             cooperative=form.fused_norm,
             programmatic=form.stage == "tail" and not form.fused_norm,
-            overlap=False,
+            overlap=form.fused_norm,
             dynamic_smem_bytes=total_bytes,
         ),
     )

@@ -38,9 +38,15 @@ void run(
         << kProgram << ": a grid of (" << grid_x << ", " << grid_y << ", " << grid_z << ") CTAs does not cover "
         << num_tokens << " rows, " << Cfg::kRowsPerCta << " a CTA";
 //% elif spec.role in ("front_gemm", "tail_gemm")
+//% if spec.arch_family == "sm100"
+    TVM_FFI_CHECK(grid_x == 2 * num_items && grid_y == 1 && grid_z == 1, ValueError)
+        << kProgram << ": needs a grid of (" << 2 * num_items << ", 1, 1) CTAs, a pair an item; got (" << grid_x << ", "
+        << grid_y << ", " << grid_z << ")";
+//% else
     TVM_FFI_CHECK(grid_x >= 2 && grid_x <= 2 * num_items && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (2 to " << 2 * num_items << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
+//% endif
     TVM_FFI_CHECK(m_tiles % 2 == 0 && m_tiles * Cfg::kBlockM >= num_tokens, ValueError)
         << kProgram << ": " << m_tiles << " row tiles of " << Cfg::kBlockM << " do not cover " << num_tokens
         << " tokens";

@@ -40,7 +40,8 @@ PLANTED: dict[str, tuple[Case, str, str, set[str], tuple[str, ...]]] = {
     "copies counted by the own CTA": (WHOLE, "return mapa(full, 0);", "return full;", {"deadlock"}, ("early",)),
     "stages filled before they are free": (
         WHOLE,
-        "    mbarrier_wait_cluster(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);\n    if (rank",
+        "    mbarrier_wait_cluster(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);\n"
+        "    if (rank",
         "    if (rank",
         {"race", "pending-write"},
         BOTH,

@@ -2,7 +2,7 @@
 // Host half of tail prefill GEMM: pair tiles of 256 x 256, 7 stages, weights evict-first, last up block partly out of
 // bounds
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 bacc3fc227cb09d712cd53b6691015c17820f1977b73ef67b74534638fea5341
+// seal: sha256 900788c6f6192c2937e1cdc0dd0c4a27ac3651640c8fae29fb346b2c2d88f96c
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -47,9 +47,9 @@ void run(
         cake_host::checked_i32(grid_x, kProgram, "grid_x"),
         cake_host::checked_i32(grid_y, kProgram, "grid_y"),
         cake_host::checked_i32(grid_z, kProgram, "grid_z"));
-    TVM_FFI_CHECK(grid_x >= 2 && grid_x <= 2 * num_items && grid_y == 1 && grid_z == 1, ValueError)
-        << kProgram << ": needs a grid of (2 to " << 2 * num_items << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
-        << ", " << grid_z << ")";
+    TVM_FFI_CHECK(grid_x == 2 * num_items && grid_y == 1 && grid_z == 1, ValueError)
+        << kProgram << ": needs a grid of (" << 2 * num_items << ", 1, 1) CTAs, a pair an item; got (" << grid_x << ", "
+        << grid_y << ", " << grid_z << ")";
     TVM_FFI_CHECK(m_tiles % 2 == 0 && m_tiles * Cfg::kBlockM >= num_tokens, ValueError)
         << kProgram << ": " << m_tiles << " row tiles of " << Cfg::kBlockM << " do not cover " << num_tokens
         << " tokens";
