@@ -33,6 +33,37 @@ def test_every_program_waits_for_the_launch_before_it(registry: Registry) -> Non
         assert re.search(r"^ +griddepcontrol_wait\(\);", text, re.MULTILINE), program.name
 
 
+def test_family_uses_nothing_of_the_other(registry: Registry) -> None:
+    """Neither a program nor a preamble that it includes; comments may compare."""
+    foreign = {"sm90": r"tcgen05|tmem|cta_group", "sm100": r"wgmma|setmaxnreg"}
+    own = {"sm90": "wgmma", "sm100": "tcgen05"}
+    found = set()
+    for program, text in kernels(registry):
+        families = {architecture(arch).family for arch in program.arches}
+        code = re.sub(r"//.*", "", "".join((text, *map(registry.read, program.headers))))
+        for family in families:
+            assert re.findall(foreign[family], code, re.IGNORECASE) == [], program.name
+            found |= {family} if own[family] in code else set()
+    assert found == set(foreign), "the words are those that the families use"
+
+
+def test_grids_are_whole_clusters(registry: Registry) -> None:
+    checked = set()
+    for target in registry.model.targets:
+        for sm_count, tp in itertools.product(target.sm_counts, target.tp_degrees):
+            device = DeviceFacts.nominal(target.arch, sm_count)
+            for stage, tokens in itertools.product(("front", "tail"), (1, 9, 33, 128, 129, 520, 1100, 4097)):
+                plan = plan_route(registry.model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device)
+                for launch in plan.launches:
+                    if launch.key not in registry.kernels:  # planned, and no program yet
+                        continue
+                    cluster = registry.program(launch.key).launch.cluster
+                    sizes = zip(launch.grid_ctas, cluster, strict=True)
+                    assert all(grid % size == 0 for grid, size in sizes), f"{launch.key}: {launch.grid_ctas}, {cluster}"
+                    checked.add((registry.program(launch.key).role, cluster))
+    assert {cluster for _, cluster in checked} == {(1, 1, 1), (2, 1, 1)}
+
+
 def test_gemm_behind_a_norm_is_launched_programmatically_and_the_norm_is_not(registry: Registry) -> None:
     """The GEMM reads shared_act before it waits for the norm, so the norm must have waited for the front."""
     for program in registry.programs.values():
