@@ -27,7 +27,8 @@ N_TILES = {
 
 
 def launches(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) -> tuple[Launch, ...]:
-    return plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device).launches
+    """Of several partials, with which the tail's norm is a launch of its own whatever the tile."""
+    return plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=2, device=device).launches
 
 
 def gemm_of(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) -> Launch:
@@ -238,16 +239,16 @@ def test_form_of_a_later_tile_follows_the_export(kimi: Model, h200: DeviceFacts)
 
 def test_the_cheapest_tile_is_taken(kimi: Model, h200: DeviceFacts) -> None:
     """TP 8, 256 tokens: 28, 32, 38 or 56 tiles, one wave of 19 iterations and an end in each case."""
-    costs = {256: (100, 3), 224: (86, 4), 192: (80, 5), 128: (51, 11)}
-    for block_n, (percent, ends) in costs.items():
+    for block_n, percent, ends in ((256, 100, 3), (224, 86, 4), (192, 80, 5), (128, 51, 11)):
         kimi = with_changed_tile(kimi, block_n, iter_percent=percent, epilogue_iters=ends)
-    plan = plan_route(kimi, stage="tail", tp=8, tokens=256, partials=1, device=h200)
+    rules = dataclasses.replace(kimi.prefill_sm90, norm_launch_iters=0, norm_launch_rows_per_iter=256)
+    kimi = dataclasses.replace(kimi, prefill_sm90=rules)
+    plan = plan_route(kimi, stage="tail", tp=8, tokens=256, partials=2, device=h200)
     (rule,) = (rule for rule in plan.rules if rule.field == "block_n")
     assert rule.value == 128
-    assert rule.reason == (
-        "cheapest in iterations * percent:"
-        " 22 * 100 with 256, 23 * 86 with 224, 24 * 80 with 192, 30 * 51 with 128 columns"
-    )
+    costs = ((22, 100, 256), (23, 86, 224), (24, 80, 192), (30, 51, 128))
+    words = ", ".join(f"{iters} * {percent} + 1 * 100 for the norm with {block_n}" for iters, percent, block_n in costs)
+    assert rule.reason == f"cheapest in iterations * percent: {words} columns"
 
 
 def test_of_equally_cheap_tiles_the_first_is_taken(kimi: Model, h200: DeviceFacts) -> None:
@@ -288,7 +289,7 @@ def test_norm_is_released_early_whatever_the_grids(kimi: Model) -> None:
     for sm_count in SM_COUNTS:
         device = DeviceFacts.nominal("sm_90a", sm_count)
         for tokens in (129, 1000, 16384):
-            plan = plan_route(kimi, stage="tail", tp=8, tokens=tokens, partials=1, device=device)
+            plan = plan_route(kimi, stage="tail", tp=8, tokens=tokens, partials=2, device=device)
             norm = plan.launches[0]
             assert norm.form == NormForm(rows_per_cta=4, early_trigger=True)
             assert norm.grid_ctas == (-(-tokens // 4), 1, 1)
@@ -299,22 +300,22 @@ def test_norm_is_released_early_whatever_the_grids(kimi: Model) -> None:
 
 @pytest.mark.parametrize("stage", ["front", "tail"])
 def test_every_decision_names_its_rule(kimi: Model, h200: DeviceFacts, stage: str) -> None:
-    plan = plan_route(kimi, stage=stage, tp=16, tokens=300, partials=1, device=h200)
+    plan = plan_route(kimi, stage=stage, tp=16, tokens=300, partials=2, device=h200)
     gemm = plan.launches[-1]
-    extra = {"k1_ragged_cols", "norm.early_trigger"} if stage == "tail" else set()
+    extra = {"k1_ragged_cols", "fused_norm", "norm.early_trigger"} if stage == "tail" else set()
     chosen = {"block_n", "n_tiles", "num_k", "num_stages", "grid_ctas"} | extra
     assert {rule.field for rule in plan.rules} == chosen | {name for name, _ in gemm.parameters}
     form = form_of_gemm(gemm)
     values = {**dict(gemm.parameters), "num_k": K_ITERATIONS[stage][16], "block_n": form.block_n}
     values |= {"num_stages": form.num_stages, "n_tiles": N_TILES[form.block_n][stage][16]}
-    values |= {"grid_ctas": gemm.grid_ctas[0], "k1_ragged_cols": 32, "norm.early_trigger": True}
+    values |= {"grid_ctas": gemm.grid_ctas[0], "k1_ragged_cols": 32, "norm.early_trigger": True, "fused_norm": False}
     for rule in plan.rules:
         assert rule.value == values[rule.field]
         assert rule.reason
 
 
-def test_partials_change_no_launch(kimi: Model, h200: DeviceFacts) -> None:
-    for partials in (2, 64):
+def test_further_partials_change_no_launch(kimi: Model, h200: DeviceFacts) -> None:
+    for partials in (3, 64):
         plan = plan_route(kimi, stage="tail", tp=8, tokens=600, partials=partials, device=h200)
         assert plan.launches == launches(kimi, h200, "tail", 8, 600)
 
