@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -14,7 +15,14 @@ from cakegen.errors import EmulationError
 from cakegen.plan import GemmForm, partials_elems
 from cakegen.registry import Registry, load_registry
 
-KEYS = [key for key in load_registry("tiny_latent_moe").kernels if key.endswith("@sm_90a")]
+# The degrees of one tile share a program; the tiles between the widest and the narrowest run the two cheapest of them.
+BETWEEN = re.compile(r"n(224|192)@")
+FEW = ("front:i128", "front:i64", "tail_gemm:tp8", "tail_gemm:tp16")
+KEYS = [
+    key
+    for key in load_registry("tiny_latent_moe").kernels
+    if key.endswith("@sm_90a") and (not BETWEEN.search(key) or key.startswith(FEW))
+]
 # So many seeds take every style of the random schedule; one program after another takes the next of them.
 SEEDS = 4
 

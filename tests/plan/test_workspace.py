@@ -8,8 +8,9 @@ from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, Launch, control_words, partials_elems, plan_route
 
 
-def gemm(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int) -> Launch:
-    return plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device).launches[-1]
+def gemm(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int, partials: int = 2) -> Launch:
+    """Of several partials, with which the norm of a prefill tail is a launch of its own."""
+    return plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=device).launches[-1]
 
 
 def test_cut_gemm_has_a_slot_for_each_segment(kimi: Model, h200: DeviceFacts) -> None:
@@ -62,5 +63,11 @@ def test_decode_counts_arrivals_only_where_ctas_wait(kimi: Model, h200: DeviceFa
 
 
 def test_norm_needs_neither(kimi: Model, h200: DeviceFacts) -> None:
-    norm = plan_route(kimi, stage="tail", tp=8, tokens=300, partials=1, device=h200).launches[0]
+    norm = plan_route(kimi, stage="tail", tp=8, tokens=300, partials=2, device=h200).launches[0]
     assert (partials_elems(norm), control_words(norm)) == (0, 0)
+
+
+def test_fused_norm_counts_the_rows_of_each_pair_row(kimi: Model, h200: DeviceFacts) -> None:
+    # 300 tokens are 2 pair rows of tiles; one word more counts the CTAs that need no more of them
+    launch = gemm(with_tile(kimi, 224), h200, "tail", 8, 300, partials=1)
+    assert (partials_elems(launch), control_words(launch)) == (0, 2 + 1)
