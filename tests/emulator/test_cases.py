@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import pytest
@@ -19,6 +20,16 @@ def test_cases_of_several_keys_are_those_of_each(registry: Registry) -> None:
     assert found == {key: find_case(registry, key) for key in keys}
     for key, case in found.items():
         assert key in [launch.key for launch in case.plan(registry.model).launches]
+
+
+def test_tile_that_no_request_takes_by_itself_is_taken_all_the_same(registry: Registry) -> None:
+    """Three tiles of 224 columns or three of 192 hold 512: the wider are never the cheaper, and are registered."""
+    (key,) = (key for key in registry.kernels if key.startswith("tail_gemm:tp8s4n224"))
+    case = find_case(registry, key)
+    assert case.tile is not None
+    assert case.tile.block_n == 224
+    assert case.plan(registry.model).launches[-1].key == key
+    assert dataclasses.replace(case, tile=None).plan(registry.model).launches[-1].key != key
 
 
 @pytest.mark.parametrize(
