@@ -183,8 +183,7 @@ class PrefillRules:
 
 
 MAX_ITER_PERCENT = 1000
-"""Of `HopperTile.iter_percent`. At this cost a tile pays only where the ends of tiles cost many times their
-iterations."""
+"""Of `HopperTile.iter_percent`: so dear a tile pays only where ends of tiles cost many times their iterations."""
 
 
 @dataclass(frozen=True)
@@ -268,12 +267,8 @@ class HopperPrefillRules:
 
     def preferring(self, tile: HopperTile) -> HopperPrefillRules:
         """These rules with costs at which a plan takes one of the tiles, whatever the others would save."""
-        return dataclasses.replace(
-            self,
-            tiles=tuple(
-                dataclasses.replace(each, iter_percent=1 if each == tile else MAX_ITER_PERCENT) for each in self.tiles
-            ),
-        )
+        tiles = (dataclasses.replace(t, iter_percent=1 if t == tile else MAX_ITER_PERCENT) for t in self.tiles)
+        return dataclasses.replace(self, tiles=tuple(tiles))
 
 
 @dataclass(frozen=True)
