@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cakegen.emulator.barriers import CountedBarrier, MBarrier
-from cakegen.emulator.bulk_stores import BulkStore
+from cakegen.emulator.bulk_stores import BulkQueue, BulkStore
 from cakegen.emulator.copies import Landing, Pending
 from cakegen.emulator.machine import Machine
 from cakegen.emulator.memory import OFFSET_MASK
@@ -147,7 +147,7 @@ class TracedMachine(Machine):
         self._completed: dict[Barrier, Cause] = {}
         self._arrived: dict[Barrier, list[Warp]] = {}
         self._words: dict[int, Cause] = {}
-        self._stores: dict[int, Cause] = {}
+        self._stores: dict[BulkQueue, Cause] = {}
 
     # ---- clocks ----
 
@@ -222,7 +222,7 @@ class TracedMachine(Machine):
             return self._completed[cta.cluster.barrier], "waits for the cluster"
         if "wait_group" in parts and "read" not in parts:
             queues = (strand.warp.bulk.get(int(lane)) for lane in np.flatnonzero(active))
-            causes = [self._stores[id(queue)] for queue in queues if id(queue) in self._stores]
+            causes = [self._stores[queue] for queue in queues if queue is not None and queue in self._stores]
             return (max(causes, key=lambda cause: cause.time), "waits for its stores") if causes else None
         if root == "ld" and "global" in parts:
             word = int(read_address(strand, instruction.operands[1], "u8")[active][0]) & ~7
@@ -312,7 +312,7 @@ class TracedMachine(Machine):
             track, end = self._copy(operation.cta, what, size, begin)
         elif isinstance(operation, BulkStore):
             track, end = self._copy(operation.issuer, what, operation.values.size, begin)
-            self._stores[id(operation.queue)] = Cause(end, track, what)
+            self._stores[operation.queue] = Cause(end, track, what)
         super().land(operation)
         if cta is not None:
             self._note_changes(cta.cluster.ctas, Cause(end, track, what))
