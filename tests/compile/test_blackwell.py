@@ -1,4 +1,4 @@
-"""Blackwell decode programs, proved without a device: the committed table of what they take, and their machine code."""
+"""Blackwell programs, proved without a device: the committed table of what they take, and their machine code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cakegen.registry import Registry, load_registry
 from cakegen.review.cost import cost_of
 
 ROOT = Path(paths.exports_root()).parent
-TABLE = ROOT / "benchmarks/static/blackwell_decode.tsv"
+TABLE = ROOT / "benchmarks/static/blackwell.tsv"
 COMMAND = f"cakegen compile --arch sm_100a --arch sm_103a | grep -P '\\t' > {TABLE.relative_to(ROOT)}"
 ARCHES = ("sm_100a", "sm_103a")
 # The largest of the programs that the published planner's keys belong to; theirs have 742 to 3542 lines.
@@ -111,13 +111,17 @@ def find_disassembler() -> str:
     return found
 
 
-def opcodes(program: CompiledProgram, folder: Path) -> collections.Counter[str]:
-    """How often each opcode stands in a program, suffixes included."""
+def disassemble(program: CompiledProgram, folder: Path) -> str:
+    """The machine code of a program as text."""
     file = folder / f"{program.name}.{program.arch}.cubin"
     file.write_bytes(program.cubin)
-    text = subprocess.run(
+    return subprocess.run(
         [find_disassembler(), "-c", str(file)], capture_output=True, text=True, check=True, timeout=60
     ).stdout
+
+
+def opcodes(text: str) -> collections.Counter[str]:
+    """How often each opcode stands in a program, suffixes included."""
     found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE)
     return collections.Counter(found)
 
@@ -134,7 +138,7 @@ def test_machine_code_has_what_the_design_says(kimi: Registry, tmp_path: Path, a
     assert len(published) == 23
     for key in published:
         program = cached_cubin(request_for(kimi, key, arch))
-        found = opcodes(program, tmp_path)
+        found = opcodes(disassemble(program, tmp_path))
         front, pair = "_t7_28_" in key, "_c2" in key
         chunks = 2 if "_d2_" in key else 1
         # four products of K = 16 a chunk; a shared tile's code has gate and up, and another tile's its own
@@ -151,6 +155,39 @@ def test_machine_code_has_what_the_design_says(kimi: Registry, tmp_path: Path, a
         assert (count(found, "UBLKCP") > 0) == ("_rs" in key), f"{key}: rows are copied in bulk where they are staged"
         assert (count(found, "UTMACCTL") == 0) == ("_np" in key), f"{key}: prefetch of tensor maps"
         assert count(found, "STG.E.128") > 0, f"{key}: outputs leave in 16-byte stores"
+        for absent in ("STL", "LDL", "HMMA", "HGMMA"):
+            assert count(found, absent) == 0, f"{key}: {absent}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", ARCHES)
+def test_machine_code_of_the_gemms_has_what_the_design_says(kimi: Registry, tmp_path: Path, arch: str) -> None:
+    """The published prefill keys, of TP 1 and 8."""
+    published = [key for key in blackwell_keys(kimi) if re.match(r"front:i(6144|768)|tail_gemm:tp[18]e", key)]
+    assert len(published) == 10
+    for key in published:
+        text = disassemble(cached_cubin(request_for(kimi, key, arch)), tmp_path)
+        found = opcodes(text)
+        # four products of K = 16 a block; a commit frees the stage, another says that the sums are complete
+        assert count(found, "UTCHMMA.2CTA") == count(found, "UTCHMMA") == 4, key
+        assert count(found, "UTCBAR.2CTA.MULTICAST") == count(found, "UTCBAR") == 2, key
+        # tokens, and the weights of each matrix (the front's router and latent share one); bytes of both CTAs count on
+        # one barrier
+        copies = re.findall(r"UTMALDG\S* .*;", text)
+        assert len(copies) == (3 if key.startswith("front") else 4), key
+        assert all(copy.startswith("UTMALDG.3D.2CTA ") for copy in copies), key
+        streamed = [copy for copy in copies if "desc[" in copy]
+        assert len(streamed) == (2 if "e1" in key else 0), f"{key}: weights, and only they, leave L2 first"
+        # two halves of a tile, where it is whole, where it is cut, and where its sums are handed over
+        assert count(found, "LDTM") == 6, key
+        assert (count(found, "UGETNEXTWORKID.BROADCAST") > 0) == ("f1" not in key), (
+            f"{key}: clusters take further items"
+        )
+        assert count(found, "UTCATOMSWS") >= 2, f"{key}: tensor memory is taken and given back"
+        assert (count(found, "UTMASTG") > 0) == ("t1" in key), f"{key}: a cluster's last tile is stored by copies"
+        assert count(found, "STG.E.ENL2.256") > 0, f"{key}: outputs leave in 32-byte stores"
+        assert count(found, "ACQBULK") >= 2, f"{key}: waits for the launch before it"
+        assert count(found, "PREEXIT") == 1, f"{key}: releases the launch after it"
         for absent in ("STL", "LDL", "HMMA", "HGMMA"):
             assert count(found, absent) == 0, f"{key}: {absent}"
 
