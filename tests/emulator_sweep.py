@@ -9,6 +9,7 @@ is a row of its own, in a table beside the other, until all of them are there: f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -26,9 +27,11 @@ from pathlib import Path
 
 import torch
 
+from cakegen.arch import architecture
 from cakegen.emulator import Options
-from cakegen.emulator.cases import Case, CaseReport, emulate_case, find_cases
+from cakegen.emulator.cases import Case, CaseReport, emulate_case, find_case, find_cases
 from cakegen.emulator.faults import Fault
+from cakegen.errors import EmulationError
 from cakegen.model import Model
 from cakegen.registry import Registry, load_registry
 
@@ -36,6 +39,7 @@ ABOUT = ("export", "arch", "key", "digest", "stage", "tp", "tokens", "partials",
 COLUMNS = (*ABOUT, "verdict", "errors", "instructions", "seconds")
 PART_COLUMNS = (*COLUMNS, "bits")
 EXTREMES = (("early", 0), ("late", 0))
+ROW_TILE_ENDS = (129, 255, 256, 257, 384, 385, 511, 512, 513)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,10 @@ class Sweep:
     seeds
         Random schedules of each request, beside the two extremes (0: one random schedule and no extreme).
     edges
-        Also the fewest tokens that reach a key, and one token less than the most.
+        Also the fewest tokens that reach a key, and one token less than the most; of Blackwell's prefill the ends of
+        row tiles, each on an SM count that reaches the key there.
+    parts
+        Each key on every SM count of the target that reaches it, instead of on the largest.
     match
         Only keys in which this regular expression is found.
     only
@@ -60,6 +67,7 @@ class Sweep:
     edges: bool
     match: str = ""
     only: tuple[str, int] | None = None
+    parts: bool = False
 
     @property
     def schedules(self) -> tuple[tuple[str, int], ...]:
@@ -75,18 +83,38 @@ def program_keys(registry: Registry, arch: str, match: str = "") -> list[str]:
 
 
 def cases_of(registry: Registry, sweep: Sweep) -> dict[str, tuple[Case, ...]]:
-    """The requests to run for each key: the most tokens on the last rank, and the edges."""
+    """The requests to run for each key: the most tokens of decode or the fewest of prefill, on the last rank; edges."""
     keys = program_keys(registry, sweep.arch, sweep.match)
-    largest = find_cases(registry, keys, sweep.arch)
+    if sweep.parts:
+        return {key: tuple(_cases_by_part(registry, key, sweep.arch)) for key in keys}
+    found = find_cases(registry, keys, sweep.arch)
     if not sweep.edges:
-        return {key: (case,) for key, case in largest.items()}
-    return {key: (case, *_edges(registry.model, key, case)) for key, case in largest.items()}
+        return {key: (case,) for key, case in found.items()}
+    return {key: (case, *_edges(registry.model, key, case)) for key, case in found.items()}
 
 
-def _edges(model: Model, key: str, largest: Case) -> Iterator[Case]:
+def _cases_by_part(registry: Registry, key: str, arch: str) -> Iterator[Case]:
+    """The request that reaches a key on each SM count of a target, where one does."""
+    target = registry.model.target(arch)
+    assert target is not None
+    for sm_count in target.sm_counts:
+        one = dataclasses.replace(target, sm_counts=(sm_count,))
+        model = dataclasses.replace(registry.model, targets=(one,))
+        with contextlib.suppress(EmulationError):
+            yield find_case(dataclasses.replace(registry, model=model), key, arch)
+
+
+def _edges(model: Model, key: str, found: Case) -> Iterator[Case]:
+    is_prefill = found.tokens > model.decode.max_tokens
+    if is_prefill and architecture(found.arch).family == "sm100":
+        yield from _row_tile_edges(model, key, found)
+    else:
+        # of Hopper's prefill, which has its sizes run on a device, only near the request that was found
+        yield from _count_edges(model, key, found, model.decode.max_tokens + 1 if is_prefill else 1)
+
+
+def _count_edges(model: Model, key: str, largest: Case, first: int) -> Iterator[Case]:
     """The fewest tokens with one partial or as few as reach the key, on rank 0; and the most but one, with P = 2."""
-    # of a prefill key, whose fewest may be thousands, only near the largest that the sweep runs
-    first = 1 if largest.tokens <= model.decode.max_tokens else model.decode.max_tokens + 1
     for tokens, partials in itertools.product(range(first, largest.tokens), (1, 2)):
         case = Case(largest.stage, largest.tp, tokens, partials, largest.sm_count, 0, largest.arch)
         if _launches(model, case, key):
@@ -98,6 +126,21 @@ def _edges(model: Model, key: str, largest: Case) -> Iterator[Case]:
         if case.tokens and _launches(model, case, key):
             yield case
             break
+
+
+def _row_tile_edges(model: Model, key: str, found: Case) -> Iterator[Case]:
+    """Token counts at which the last pair row has one row, one less than all, or all of either CTA; P and rank in turn.
+
+    SM counts take turns too, since they decide how tiles are cut.
+    """
+    target = model.target(found.arch)
+    assert target is not None
+    counts, is_tail = target.sm_counts, found.stage == "tail"
+    for number, tokens in enumerate(ROW_TILE_ENDS):
+        turned = (*counts[number % len(counts) :], *counts[: number % len(counts)])
+        partials, rank = (number % 3 + 1, number % found.tp) if is_tail else (1, 0)
+        cases = (Case(found.stage, found.tp, tokens, partials, count, rank, found.arch) for count in turned)
+        yield from itertools.islice((case for case in cases if case != found and _launches(model, case, key)), 1)
 
 
 def _launches(model: Model, case: Case, key: str) -> bool:
@@ -277,9 +320,10 @@ def main() -> int:
     parser.add_argument("--edges", action="store_true")
     parser.add_argument("--match", default="")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--parts", action="store_true")
     parser.add_argument("--split", action="store_true")
     given = parser.parse_args()
-    sweep = Sweep(given.export, given.arch, given.seeds, given.edges, given.match)
+    sweep = Sweep(given.export, given.arch, given.seeds, given.edges, given.match, parts=given.parts)
     if given.split:
         rows = run_split(given.table, sweep, given.jobs)
     else:
