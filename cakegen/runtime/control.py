@@ -18,9 +18,10 @@ from cakegen.registry import Program, Registry
 from cakegen.runtime import driver
 from cakegen.runtime.device import Device
 
-SLOT_SIZES = ((128, 512), (4096, 64))
+SLOT_SIZES = ((128, 512), (8192, 64))
 """Bytes of a slot and slots of a slab. A fused norm's counter is alone in its L2 line, so that two runners never share
-one; a split GEMM counts arrivals in four words for each of up to 256 cut tiles."""
+one; a split GEMM counts arrivals in four words for each of up to 256 cut tiles, and one that normalises has a word for
+each 256 tokens, up to 2^31 elements of x."""
 
 WORD_BYTES = 4
 RESERVED_SLOTS = 16

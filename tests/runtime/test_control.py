@@ -59,7 +59,7 @@ def test_a_slot_is_the_smallest_that_holds_the_words(machine: Machine) -> None:
 
 
 def test_more_words_than_a_slot_holds_are_refused(machine: Machine) -> None:
-    message = rf"{LARGEST + 1} control words need {WORD_BYTES * (LARGEST + 1)} bytes; a runner has at most 4096"
+    message = rf"{LARGEST + 1} control words need {WORD_BYTES * (LARGEST + 1)} bytes; a runner has at most 8192"
     with pytest.raises(LaunchError, match=message):
         opened(machine).take_words(LARGEST + 1)
 
