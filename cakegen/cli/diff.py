@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 @click.command("diff")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option("--base", default="HEAD", show_default=True, metavar="REV", help="Git revision of the old trees.")
 @click.option("--merge-base", is_flag=True, help="Compare with where the histories of REV and HEAD parted.")
 @click.option(
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs at once; by default one a processor.")
 @click.option("--limit", type=click.IntRange(min=1000), help="Most characters of the markdown; by default 60000.")
 def diff_command(
+    keys: tuple[str, ...],
     base: str,
     merge_base: bool,
     style: str,
@@ -41,7 +43,8 @@ def diff_command(
 ) -> None:
     """Compare the generated programs of a git revision with those of the working tree.
 
-    Programs are paired by logical key. For each: what of the plan, the text and the machine code differs.
+    Programs are paired by logical key. For each: what of the plan, the text and the machine code differs. KEY is a key
+    or a pattern of keys; without one, all are compared.
     """
     from cakegen import review
     from cakegen.review.trees import resolve_revision
@@ -50,8 +53,10 @@ def diff_command(
     revision = resolve_revision(folder, base, merge_base=merge_base)
     old, new = _selected(review.read_revision(folder, revision), review.read_trees(folder), exports)
     compared = [review.compare_trees(old.get(name), new.get(name)) for name in sorted({*old, *new})]
+    if keys:
+        compared = _narrowed(compared, keys)
     costs = _costs(compared, old, new, jobs) if compiled else None
-    result = review.Review(revision.label, tuple(compared), costs, _compiler() if compiled else "")
+    result = review.Review(revision.label, tuple(compared), costs, _compiler() if compiled else "", keys)
     if style == "markdown":
         text = review.render_markdown(result, limit) if limit else review.render_markdown(result)
     else:
@@ -82,6 +87,17 @@ def _selected(
         raise ReviewError(f"no tree {unknown[0]!r} on either side; there is: {', '.join(known) or 'none'}")
     wanted = exports or known
     return {n: old[n] for n in wanted if n in old}, {n: new[n] for n in wanted if n in new}
+
+
+def _narrowed(compared: list[ExportReview], keys: tuple[str, ...]) -> list[ExportReview]:
+    from cakegen.errors import ReviewError
+    from cakegen.review import narrow_review
+
+    for pattern in keys:
+        if not any(narrow_review(review, (pattern,)).keys for review in compared):
+            count = sum(len(review.keys) for review in compared)
+            raise ReviewError(f"{pattern!r} matches none of the {count} keys of both sides; `cakegen list` prints them")
+    return [narrowed for review in compared if (narrowed := narrow_review(review, keys)).keys]
 
 
 def _costs(

@@ -3,7 +3,7 @@
 Imports errors, registry and compile. Reads git revisions and files; never plans, emits or launches.
 """
 
-from cakegen.review.compare import ExportReview, compare_trees
+from cakegen.review.compare import ExportReview, compare_trees, narrow_review
 from cakegen.review.cost import CostChange, measure_costs
 from cakegen.review.html import render_html
 from cakegen.review.markdown import render_markdown
@@ -18,6 +18,7 @@ __all__ = [
     "Tree",
     "compare_trees",
     "measure_costs",
+    "narrow_review",
     "read_revision",
     "read_trees",
     "render_html",

@@ -7,9 +7,10 @@ first line on. Names are therefore taken out of both sides before they are compa
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cakegen.review.trees import Tree
@@ -120,6 +121,18 @@ def compare_trees(old: Tree | None, new: Tree | None) -> ExportReview:
     entries = [_review_key(old, new, key, replaced) for key in sorted({*old.kernels, *new.kernels})]
     model = _changes(dict(_flatten(old.model)), dict(_flatten(new.model)))
     return ExportReview(export, model, tuple(entries), tuple(_text_changes(old, new, entries)))
+
+
+def narrow_review(review: ExportReview, patterns: Sequence[str]) -> ExportReview:
+    """Of a comparison, the keys that match a pattern, or whose removed predecessor does, and what differs of them."""
+
+    def wanted(key: str) -> bool:
+        return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+    keys = tuple(entry for entry in review.keys if wanted(entry.key) or (entry.replaces and wanted(entry.replaces)))
+    kept = {entry.key for entry in keys}
+    texts = [replace(change, keys=tuple(key for key in change.keys if key in kept)) for change in review.texts]
+    return ExportReview(review.export, review.model, keys, tuple(change for change in texts if change.keys))
 
 
 def _nothing(export: str) -> Tree:

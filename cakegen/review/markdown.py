@@ -6,7 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 
 from cakegen.review.compare import UNCHANGED, ExportReview, FieldChange, TextChange
-from cakegen.review.report import COST_COLUMNS, Review, cost_rows, counted, differing_costs, remark, touched_keys
+from cakegen.review.report import (
+    COST_COLUMNS,
+    Review,
+    cost_rows,
+    counted,
+    differing_costs,
+    remark,
+    split_touched,
+    touched_keys,
+)
 
 DEFAULT_LIMIT = 60_000
 """Characters of a comment that hosts take (GitHub: 65536), less some room for what a bot writes around it."""
@@ -43,11 +52,14 @@ def _blocks(review: Review, export: ExportReview) -> Iterator[str]:
         yield _folded(f"{export.export}: model", _table(("field", "before", "after"), _field_rows(export.model)), True)
     touched = touched_keys(export)
     if touched:
+        listed, folded = split_touched(export)
         rows = [
-            (entry.status, _code(entry.key), remark(entry, _code), _fields_inline(entry.fields)) for entry in touched
+            (entry.status, _code(entry.key), remark(entry, _code), _fields_inline(entry.fields)) for entry in listed
         ]
+        if folded:
+            rows.append(("changed", f"{len(folded)} more keys", "a preamble alone; named below its difference", ""))
         title = f"{export.export}: {counted(len(touched), 'key')}"
-        yield _folded(title, _table(("", "key", "differs in", "decisions"), rows), len(touched) <= 20)
+        yield _folded(title, _table(("", "key", "differs in", "decisions"), rows), len(rows) <= 20)
     costs = list(cost_rows(differing_costs(review.costs_of(export))))
     if costs:
         table = _table(COST_COLUMNS, [(*row[:-1], _code(row[-1])) for row in costs])

@@ -10,6 +10,9 @@ from cakegen.review.cost import Cost, CostChange
 
 COST_COLUMNS = ("target", "registers", "spill bytes", "shared bytes", "instructions", "SASS bytes", "code", "keys")
 
+FOLDED_KEYS = 4
+"""From so many keys on that differ in nothing but a preamble, a list of keys counts them in one line."""
+
 
 @dataclass(frozen=True)
 class Review:
@@ -25,17 +28,21 @@ class Review:
         What touched programs compile to, by export; None where nothing was compiled.
     compiler
         The compiler's name, where it ran.
+    selection
+        Patterns of the keys that were compared; empty: all.
     """
 
     base: str
     exports: tuple[ExportReview, ...]
     costs: dict[str, list[CostChange]] | None
     compiler: str = ""
+    selection: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """What is compared."""
-        return f"generated programs: {self.base} -> working tree"
+        keys = f", keys {' '.join(self.selection)}" if self.selection else ""
+        return f"generated programs: {self.base} -> working tree{keys}"
 
     @property
     def clean(self) -> bool:
@@ -64,6 +71,15 @@ def touched_keys(export: ExportReview) -> list[KeyReview]:
     """The keys that are not unchanged: changed ones first, then added, then removed."""
     order = ("changed", "added", "removed")
     return sorted((e for e in export.keys if e.status in order), key=lambda e: (order.index(e.status), e.key))
+
+
+def split_touched(export: ExportReview) -> tuple[list[KeyReview], list[KeyReview]]:
+    """The touched keys, less those that differ in a preamble alone; and those: each stands below its difference."""
+    touched = touched_keys(export)
+    alone = [entry for entry in touched if entry.status == "changed" and entry.parts == ("preamble",)]
+    if len(alone) < FOLDED_KEYS:
+        return touched, []
+    return [entry for entry in touched if entry not in alone], alone
 
 
 def remark(entry: KeyReview, quote: Callable[[str], str] = str) -> str:

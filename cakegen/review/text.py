@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cakegen.review.compare import ExportReview, FieldChange, TextChange
-from cakegen.review.report import COST_COLUMNS, Review, cost_rows, counted, differing_costs, remark, touched_keys
+from cakegen.review.report import (
+    COST_COLUMNS,
+    Review,
+    cost_rows,
+    counted,
+    differing_costs,
+    remark,
+    split_touched,
+    touched_keys,
+)
 
 
 def render_text(review: Review) -> str:
@@ -23,10 +32,13 @@ def _export_lines(review: Review, export: ExportReview) -> Iterator[str]:
     if export.model:
         yield "  model"
         yield from _field_lines(export.model, "    ")
-    for entry in touched_keys(export):
+    listed, folded = split_touched(export)
+    for entry in listed:
         note = remark(entry)
         yield f"  {entry.status:8} {entry.key}{f'  ({note})' if note else ''}"
         yield from _field_lines(entry.fields, "    ")
+    if folded:
+        yield f"  changed  {len(folded)} more keys  (a preamble alone; named below its difference)"
     yield f"  {review.verdict(export)}"
     yield from (f"    {line}" for line in _table([COST_COLUMNS, *cost_rows(differing_costs(review.costs_of(export)))]))
     for cost in review.costs_of(export):

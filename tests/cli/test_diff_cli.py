@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,21 @@ def test_diff_compares_head_with_the_working_tree(trees: Path) -> None:
     assert "generated programs: HEAD (" in result.output
     assert "small: 1 changed, 0 added, 0 removed, 2 unchanged" in result.output
     assert "0 of 1 touched programs compile to the same machine code, byte by byte; NVRTC" in result.output
+
+
+def test_diff_of_some_keys_compares_and_compiles_those_alone(trees: Path) -> None:
+    first, second, norm = small_programs()
+    write_small_tree(trees, [replace(first, stages=8), replace(second, stages=8), replace(norm, key="norm:e9")])
+    result = diff(trees, "front:g2*", "norm:e0")
+    assert result.exit_code == 0, result.output
+    assert "-> working tree, keys front:g2* norm:e0\n" in result.output
+    # the removed key, and the added one that replaces it
+    assert "small: 1 changed, 1 added, 1 removed, 0 unchanged" in result.output
+    assert re.search(r"\d of 3 touched programs", result.output)
+    assert first.key not in result.output
+    refused = diff(trees, "front:g2*", "front:h*")
+    assert refused.exit_code == 1
+    assert "'front:h*' matches none of the 4 keys of both sides; `cakegen list` prints them" in refused.stderr
 
 
 def test_diff_after_a_commit_is_clean_and_against_the_commit_before_is_not(trees: Path) -> None:

@@ -65,6 +65,19 @@ def test_every_format_holds_what_differs(review: Review, render: object) -> None
     assert re.search(r"kNumStages\W+4 -> 6|kNumStages 4 -> 6", text)
 
 
+def test_keys_that_differ_in_a_preamble_alone_are_counted_and_named_once(trees: Path) -> None:
+    first, *_ = small_programs()
+    programs = [replace(first, key=f"front:g{number}_r4@sm_90a") for number in range(1, 6)]
+    after = [replace(programs[0], stages=8), *programs[1:]]
+    review = review_of(trees, programs, after, preamble=PREAMBLE_TEXT.replace("2.0f", "2.00f"))
+    text, markdown = render_text(review), render_markdown(review)
+    assert "  changed  4 more keys  (a preamble alone; named below its difference)" in text
+    assert "| changed | 4 more keys | a preamble alone; named below its difference |" in markdown
+    for shown in (text, markdown):
+        assert shown.count(programs[0].key) >= 2
+        assert shown.count(programs[3].key) == 1, "with the preamble's difference"
+
+
 def test_text_names_no_program_that_compiles_to_the_same(trees: Path) -> None:
     first, second, norm = small_programs()
     commented = replace(second, text=f"// a comment\n{KERNEL}")
