@@ -231,12 +231,22 @@ def whole_cost(tiles: int, num_k: int, resident: int, costs: CutCosts) -> int:
 
 def max_segments(cut_tiles: int, num_k: int, ipc: int) -> int:
     """Most items that share one of the cut tiles."""
-    return max((x * num_k + num_k - 1) // ipc - x * num_k // ipc + 1 for x in range(cut_tiles))
+    return _most_touched(cut_tiles * num_k, num_k, ipc)
 
 
 def max_pieces(total: int, num_k: int, ipc: int) -> int:
     """Most tiles that one item has a part of."""
-    return max((min(total, begin + ipc) - 1) // num_k - begin // num_k + 1 for begin in range(0, total, ipc))
+    return _most_touched(total, ipc, num_k)
+
+
+def _most_touched(total: int, run: int, cell: int) -> int:
+    """Most cells of a line of `total` that one run touches: both follow each other from 0, the last run may be short."""
+    bound, most = (run - 2) // cell + 2, 0
+    for begin in range(0, total, run):
+        most = max(most, (min(total, begin + run) - 1) // cell - begin // cell + 1)
+        if most == bound:
+            break
+    return most
 
 
 def cheapest_cut(tiles: int, cut: int, num_k: int, resident: int, costs: CutCosts) -> Cut | None:
