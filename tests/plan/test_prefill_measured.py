@@ -8,8 +8,8 @@ from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, plan_route
 
 # H200 (132 SMs), CUDA graphs, cold L2, whole stage, us. A run of one day is of one card; cards differ, so each run is
-# compared with itself only. (stage, TP, T) -> {(columns of a tile, whole tiles, iterations of an item of the cut tiles;
-# 0: none is cut): us}
+# compared with itself only. The tails' norm was a launch of its own, as that of two partials is. (stage, TP, T) ->
+# {(columns of a tile, whole tiles, iterations of an item of the cut tiles; 0: none is cut): us}
 MEASURED = {
     # the least of the runs that had the plan; two widths
     "2026-11-29": {
@@ -97,10 +97,26 @@ OTHER_PLANS = {
 }
 WITHIN = 1.015
 
+# As above, one run, the median of 15; one partial. (TP, T) -> {(columns of a tile, whether the norm is fused): us}
+ONE_PARTIAL = {
+    (8, 256): {(224, True): 19.71, (128, False): 16.67},
+    (8, 512): {(224, True): 21.06, (128, False): 22.88},
+    (8, 1024): {(224, True): 36.86, (128, False): 37.92},
+    (8, 2048): {(224, True): 64.16, (128, False): 62.85},
+    (1, 256): {(224, True): 59.23, (128, False): 58.72},
+    (1, 512): {(224, True): 96.83, (128, False): 109.73},
+    (1, 1024): {(224, True): 184.48, (128, False): 197.79},
+    (1, 2048): {(224, True): 377.44, (128, False): 401.57},
+    (1, 4096): {(224, True): 824.74, (128, False): 830.85},
+    # another run of that day
+    (8, 4096): {(256, True): 117.3, (128, False): 120.8},
+    (8, 8192): {(256, True): 219.6, (128, False): 233.0},
+    (8, 16384): {(192, True): 432.9, (128, False): 458.9},
+}
+
 
 def chosen(kimi: Model, h200: DeviceFacts, request_shape: tuple[str, int, int]) -> tuple[int, int, int]:
     stage, tp, tokens = request_shape
-    # as in these runs, the norm is a launch of its own beside any tile
     gemm = plan_route(kimi, stage=stage, tp=tp, tokens=tokens, partials=2, device=h200).launches[-1]
     assert isinstance(gemm.form, GemmForm)
     parameters = dict(gemm.parameters)
@@ -117,3 +133,15 @@ def test_chosen_tile_is_the_faster_one(
         assert found not in plans
         return
     assert plans[found] <= WITHIN * min(plans.values()), f"{found} of {plans}"
+
+
+@pytest.mark.parametrize("request_shape", ONE_PARTIAL, ids=str)
+def test_norm_of_one_partial_is_where_it_was_faster(
+    kimi: Model, h200: DeviceFacts, request_shape: tuple[int, int]
+) -> None:
+    tp, tokens = request_shape
+    gemm = plan_route(kimi, stage="tail", tp=tp, tokens=tokens, partials=1, device=h200).launches[-1]
+    assert isinstance(gemm.form, GemmForm)
+    measured = ONE_PARTIAL[request_shape]
+    found = gemm.form.block_n, gemm.form.fused_norm
+    assert measured[found] <= WITHIN * min(measured.values()), f"{found} of {measured}"

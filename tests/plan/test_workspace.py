@@ -8,8 +8,7 @@ from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, Launch, control_words, partials_elems, plan_route
 
 
-def gemm(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int, partials: int = 2) -> Launch:
-    """Of several partials, with which the norm of a prefill tail is a launch of its own."""
+def gemm(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int, partials: int = 1) -> Launch:
     return plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=device).launches[-1]
 
 
@@ -29,17 +28,29 @@ def test_cut_gemm_has_a_slot_for_each_segment(kimi: Model, h200: DeviceFacts) ->
 
 
 def test_whole_tiles_need_neither(kimi: Model, h200: DeviceFacts) -> None:
-    launch = gemm(kimi, h200, "front", 1, 256)
-    assert (partials_elems(launch), control_words(launch)) == (0, 0)
+    for launch in (gemm(kimi, h200, "front", 1, 256), gemm(kimi, h200, "tail", 1, 512, partials=2)):
+        assert (partials_elems(launch), control_words(launch)) == (0, 0)
+
+
+def test_fused_norm_counts_its_rows_behind_the_segments(kimi: Model, h200: DeviceFacts) -> None:
+    # no tile is cut: a counter for each pair row of 256 tokens, and one of the CTAs that need no more rows
+    for tokens, pair_rows in ((511, 2), (512, 2), (513, 3), (1024, 4)):
+        whole = gemm(with_tile(kimi, 256), h200, "tail", 8, tokens)
+        assert whole.key == "tail_gemm:tp8f1@sm_90a"
+        assert (partials_elems(whole), control_words(whole)) == (0, pair_rows + 1)
+    # 32 cut tiles of two CTAs and two warpgroups come before them
+    cut = gemm(kimi, h200, "tail", 1, 256)
+    assert partials_elems(cut) == 32 * 2 * 2 * 128 * 224
+    assert control_words(cut) == 32 * 2 * 2 + 1 + 1
 
 
 def test_last_segment_of_the_last_tile_ends_the_partials(kimi: Model) -> None:
     for sm_count in (78, 132):
         device = DeviceFacts.nominal("sm_90a", sm_count)
-        for stage in ("front", "tail"):
+        for stage, partials in (("front", 1), ("tail", 1), ("tail", 2)):
             for tp in (1, 2, 4, 8, 16):
                 for tokens in range(256, 16385, 256):
-                    launch = gemm(kimi, device, stage, tp, tokens)
+                    launch = gemm(kimi, device, stage, tp, tokens, partials)
                     assert isinstance(launch.form, GemmForm)
                     parameters = dict(launch.parameters)
                     cut = parameters["sk_total"] // launch.form.num_k
@@ -48,7 +59,9 @@ def test_last_segment_of_the_last_tile_ends_the_partials(kimi: Model) -> None:
                     parts = launch.form.tile_groups
                     last = ((cut * parameters["sk_max_seg"] - 1) * 2 + 1) * parts + parts - 1
                     assert partials_elems(launch) == ((last + 1) * (128 // parts) * launch.form.block_n if cut else 0)
-                    assert control_words(launch) == ((((cut - 1) * 2 + 1) * parts + parts - 1) + 1 if cut else 0)
+                    norm_words = tokens // 256 + 1 if launch.form.fused_norm else 0
+                    last_arrival = ((cut - 1) * 2 + 1) * parts + parts - 1
+                    assert control_words(launch) == last_arrival + 1 + norm_words
                     # 2 waves, less a tile, in 2 segments: the wider cut is taken for few segments only
                     assert partials_elems(launch) * 4 <= 64 * 2**20
 
