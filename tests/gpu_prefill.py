@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gpu_cases import GuardedPartials, remembered
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import control_words, form_of, partials_elems, plan_route
 from cakegen.plan.records import Plan
-from cakegen.registry import Registry, load_registry
+from cakegen.registry import ProgramRecord, Registry, load_registry
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.device import open_device
 
@@ -33,6 +34,7 @@ class Example:
     stage: str
     tp: int
     tokens: int
+    partials: int
 
 
 def facts_of(moe: LatentMoe) -> DeviceFacts:
@@ -40,9 +42,9 @@ def facts_of(moe: LatentMoe) -> DeviceFacts:
     return moe._device_facts or open_device(0).facts
 
 
-def plan_of(moe: LatentMoe, stage: str, tp: int, tokens: int) -> Plan:
+def plan_of(moe: LatentMoe, stage: str, tp: int, tokens: int, partials: int = 1) -> Plan:
     """The plan of a request, without its operands."""
-    return plan_route(moe.model, stage=stage, tp=tp, tokens=tokens, partials=1, device=facts_of(moe))
+    return plan_route(moe.model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=facts_of(moe))
 
 
 def examples(
@@ -51,21 +53,25 @@ def examples(
     stages: Sequence[str] = STAGES,
     degrees: Sequence[int] = DEGREES,
     most_rows: int = ROWS,
+    partials: Sequence[int] = (1, 2),
 ) -> Iterator[Example]:
-    """The smallest token count of every form that is not in `seen` yet, a little short of its last pair row's end."""
+    """The smallest token count of every form that is not in `seen` yet, a little short of its last pair row's end.
+
+    A tail of one partial may normalise inside its GEMM; that of two never does, and stands for those of more.
+    """
     for stage in stages:
-        for tp in degrees:
+        for tp, count in itertools.product(degrees, partials if stage == "tail" else (1,)):
             for pair_rows in range(1, most_rows // PAIR_ROWS + 1):
                 tokens = pair_rows * PAIR_ROWS - 5
-                forms = {form_of(launch) for launch in plan_of(moe, stage, tp, tokens).launches}
+                forms = {form_of(launch) for launch in plan_of(moe, stage, tp, tokens, count).launches}
                 if not forms <= seen:
                     seen |= forms
-                    yield Example(stage, tp, tokens)
+                    yield Example(stage, tp, tokens, count)
 
 
-def form_tokens(moe: LatentMoe, stage: str, tp: int) -> list[int]:
-    """One token count for every form of one stage and degree."""
-    return [example.tokens for example in examples(moe, set(), (stage,), (tp,))]
+def form_tokens(moe: LatentMoe, stage: str, tp: int, partials: int = 1) -> list[int]:
+    """One token count for every form of one stage, degree and number of partials."""
+    return [example.tokens for example in examples(moe, set(), (stage,), (tp,), partials=(partials,))]
 
 
 def cut_tokens(moe: LatentMoe, stage: str, tp: int) -> int:
@@ -88,16 +94,18 @@ def guarded_partials(model: Model, device: torch.device, sm_count: int) -> Guard
     return GuardedPartials(device, sm_count * rules.stream_k_max_segments * tile)
 
 
-def edited_tree(registry: Registry, folder: Path, role: str, pattern: str, replacement: str) -> Registry:
-    """A copy of a tree in which one place of every kernel of a role is another text."""
+def edited_tree(
+    registry: Registry, folder: Path, chosen: Callable[[ProgramRecord], bool], pattern: str, replacement: str
+) -> Registry:
+    """A copy of a tree in which one place of every chosen kernel is another text."""
     root = Path(shutil.copytree(registry.root, folder / registry.export))
     edited = 0
     for program in registry.programs.values():
-        if program.role == role:
+        if chosen(program):
             file = root / "csrc" / f"cake_{registry.export}" / program.kernel_source
             text, count = re.subn(pattern, replacement, file.read_text(encoding="utf-8"))
             assert count == 1, f"{file.name}: {count} places match {pattern!r}"
             file.write_text(text, encoding="utf-8")
             edited += 1
-    assert edited, f"{registry.export} holds no {role}"
+    assert edited, f"{registry.export} holds no such kernel"
     return remembered(load_registry(root))

@@ -123,7 +123,7 @@ def warm_prefill(trees: dict[str, Registry], device: torch.device) -> dict[str, 
     moes = {name: LatentMoe(tree) for name, tree in trees.items()}
     for moe in moes.values():
         for tp in DEGREES:
-            moe.warm_up(device, tp, tokens=TOKENS)
+            moe.warm_up(device, tp, tokens=TOKENS, partials=(1, 2))
     return moes
 
 

@@ -101,7 +101,7 @@ def run_prefill(moes: list[Any]) -> int:
             if example.stage == "front":
                 FrontCase(moe, weights, example.tp).prepare(example.tokens)()
             else:
-                TailCase(moe, weights, example.tp, 0, 2).prepare(example.tokens)()
+                TailCase(moe, weights, example.tp, 0, example.partials).prepare(example.tokens)()
     return len(seen)
 
 

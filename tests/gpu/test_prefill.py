@@ -23,6 +23,7 @@ from gpu_checks import (
 from gpu_prefill import DEGREES, ROWS, TOKENS, form_tokens, words_of
 
 from cakegen.errors import PlanError
+from cakegen.plan.records import GemmForm
 from cakegen.runtime import LatentMoe, driver
 from cakegen.runtime.runner import ProgramRunner
 
@@ -84,13 +85,14 @@ def test_bad_row_stays_alone(
 ) -> None:
     checks = Checks()
     front = FrontCase(prefill_moe, prefill_weights, tp, 0, partials)
-    tail = TailCase(prefill_moe, prefill_weights, tp, tp - 1, 2, partials)
     for tokens in form_tokens(prefill_moe, "front", tp):
         for row in (tokens // 2, tokens - 1):
             check_front_bad_row(checks, front, tokens, row, bad, f"tp {tp} T {tokens} row {row}")
-    for tokens in form_tokens(prefill_moe, "tail", tp):
-        for row in (tokens // 2, tokens - 1):
-            check_tail_bad_row(checks, tail, tokens, row, bad, f"tp {tp} T {tokens} row {row}")
+    for count in (1, 2):
+        tail = TailCase(prefill_moe, prefill_weights, tp, tp - 1, count, partials)
+        for tokens in form_tokens(prefill_moe, "tail", tp, count):
+            for row in (tokens // 2, tokens - 1):
+                check_tail_bad_row(checks, tail, tokens, row, bad, f"tp {tp} P {count} T {tokens} row {row}")
     record_property("cases", checks.settle())
 
 
@@ -104,18 +106,20 @@ def test_graph_replay_computes_new_values_in_the_same_buffers(
     mode: str,
     record_property: Record,
 ) -> None:
-    """In the tail's graph the programmatic launch is an edge between the norm and the GEMM."""
+    """A tail's launch is cooperative, or a programmatic one whose edge comes from the norm."""
     checks, weights = Checks(), prefill_weights
     front = FrontCase(prefill_moe, weights, tp, 0, partials)
-    tail = TailCase(prefill_moe, weights, tp, 0, 2, partials)
-    x, routed, shared_act = weights.x.clone(), weights.routed[:2].clone(), tail.shared_act.clone()
+    x = weights.x.clone()
     for tokens in form_tokens(prefill_moe, "front", tp):
         label = f"tp {tp} T {tokens} front"
         check_replay(checks, front, front.prepare(tokens, x=x), [(x, weights.other_x)], mode, label)
-    changes = [(routed, weights.routed[:2].flip(1)), (shared_act, tail.shared_act.flip(0))]
-    for tokens in form_tokens(prefill_moe, "tail", tp):
-        runner = tail.prepare(tokens, routed=routed, shared_act=shared_act)
-        check_replay(checks, tail, runner, changes, mode, f"tp {tp} T {tokens} tail")
+    for count in (1, 2):
+        tail = TailCase(prefill_moe, weights, tp, 0, count, partials)
+        routed, shared_act = weights.routed[:count].clone(), tail.shared_act.clone()
+        changes = [(routed, weights.routed[:count].flip(1)), (shared_act, tail.shared_act.flip(0))]
+        for tokens in form_tokens(prefill_moe, "tail", tp, count):
+            runner = tail.prepare(tokens, routed=routed, shared_act=shared_act)
+            check_replay(checks, tail, runner, changes, mode, f"tp {tp} P {count} T {tokens} tail")
     record_property("cases", checks.settle())
 
 
@@ -124,17 +128,17 @@ def test_control_words_are_left_at_zero(
     prefill_moe: LatentMoe, prefill_weights: Weights, partials: GuardedPartials, tp: int, record_property: Record
 ) -> None:
     """Read after each call, so that a counter that was left behind is not only seen in the call that follows."""
-    counted = 0
-    for stage in ("front", "tail"):
-        case = (
-            FrontCase(prefill_moe, prefill_weights, tp, 0, partials)
-            if stage == "front"
-            else TailCase(prefill_moe, prefill_weights, tp, 0, 1, partials)
-        )
-        for tokens in form_tokens(prefill_moe, stage, tp):
+    counted = fused = 0
+    front = FrontCase(prefill_moe, prefill_weights, tp, 0, partials)
+    tails = [TailCase(prefill_moe, prefill_weights, tp, 0, count, partials) for count in (1, 2)]
+    for stage, num_partials, case in (("front", 1, front), ("tail", 1, tails[0]), ("tail", 2, tails[1])):
+        for tokens in form_tokens(prefill_moe, stage, tp, num_partials):
             runner = case.prepare(tokens)
             assert isinstance(runner, ProgramRunner)
             assert runner.plan is not None
+            form = runner.plan.launches[-1].form
+            assert isinstance(form, GemmForm)
+            fused += form.fused_norm
             count = words_of(runner.plan)
             assert (runner._words is not None) == (count > 0)
             if runner._words is not None:
@@ -142,8 +146,9 @@ def test_control_words_are_left_at_zero(
                 words = (ctypes.c_int32 * count)()
                 torch.cuda.synchronize()
                 driver.call("cuMemcpyDtoH", ctypes.addressof(words), runner._words.address, 4 * count)
-                assert not any(words), f"{stage} tp {tp} T {tokens}: {list(words)}"
+                assert not any(words), f"{stage} tp {tp} P {num_partials} T {tokens}: {list(words)}"
                 counted += 1
+    assert fused, "no tail normalises inside its GEMM"
     record_property("cases", counted)
 
 

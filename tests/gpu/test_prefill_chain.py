@@ -14,6 +14,7 @@ from gpu_prefill import cut_tokens, edited_tree, plan_of
 
 from cakegen.errors import LaunchError
 from cakegen.plan.records import NormForm
+from cakegen.registry import ProgramRecord
 from cakegen.runtime import LatentMoe, Workspace, driver
 from cakegen.runtime.device import open_device
 from cakegen.runtime.runner import ProgramRunner, Runner
@@ -128,7 +129,7 @@ def late_rows(moe: LatentMoe, tp: int) -> int:
     complete.
     """
     opened = open_device(0)
-    norm = plan_of(moe, "tail", tp, 1024).launches[0]
+    norm = plan_of(moe, "tail", tp, 1024, partials=2).launches[0]
     assert isinstance(norm.form, NormForm)
     loaded = moe._programs.load(opened, norm.key)
     resident = driver.max_active_ctas_per_sm(loaded.kernel, loaded.program.launch) * opened.sm_count
@@ -156,7 +157,11 @@ def test_gemm_must_wait_for_the_norm(
     """
     moe = warm_prefill["kimi"]
     pattern = r"griddepcontrol_wait\(\);(\s*norm_done = true;)"
-    broken = LatentMoe(edited_tree(moe.registry, tmp_path, "tail_gemm", pattern, r"\1"))
+
+    def follows_a_norm(program: ProgramRecord) -> bool:
+        return program.role == "tail_gemm" and program.launch.programmatic
+
+    broken = LatentMoe(edited_tree(moe.registry, tmp_path, follows_a_norm, pattern, r"\1"))
     tp, tokens = 8, late_rows(moe, 8)
     weights = make_weights(moe.model, device, 2, tokens=tokens, partials=moe.model.max_partials)
     case = TailCase(moe, weights, tp, 0, moe.model.max_partials)

@@ -57,13 +57,11 @@ def label_of(moe: LatentMoe, example: Example) -> str:
     return f"{moe._device_facts} tiles {costs} % {example}"
 
 
-def case_of(
-    example: Example, moe: LatentMoe, weights: Weights, partials: GuardedPartials, num_partials: int = 1
-) -> FrontCase | TailCase:
+def case_of(example: Example, moe: LatentMoe, weights: Weights, partials: GuardedPartials) -> FrontCase | TailCase:
     """An example's case, of the last rank."""
     if example.stage == "front":
         return FrontCase(moe, weights, example.tp, example.tp - 1, partials)
-    return TailCase(moe, weights, example.tp, example.tp - 1, num_partials, partials)
+    return TailCase(moe, weights, example.tp, example.tp - 1, example.partials, partials)
 
 
 def check_example(checks: Checks, case: Case, example: Example, label: str) -> None:
@@ -83,7 +81,7 @@ def test_every_form_matches(
     forms: dict[DeviceFacts | None, set[Hashable]] = {}
     for moe in models_of_devices(prefill_moe.registry):
         for example in examples(moe, forms.setdefault(moe._device_facts, set())):
-            case = case_of(example, moe, prefill_weights, partials, 2)
+            case = case_of(example, moe, prefill_weights, partials)
             check_example(checks, case, example, label_of(moe, example))
     record_property("forms", len(set().union(*forms.values())))
     record_property("cases", checks.settle())
@@ -101,7 +99,7 @@ def test_ragged_cut_slices_match(
     for moe in models_of_devices(registry):
         for example in examples(moe, seen, ("tail",)):
             for rank in {0, example.tp - 1}:
-                case = TailCase(moe, weights, example.tp, rank, 1, partials)
+                case = TailCase(moe, weights, example.tp, rank, example.partials, partials)
                 check_example(checks, case, example, f"{label_of(moe, example)} rank {rank}")
     assert any({"ragged", "split_k"} <= set(form) for form in seen if isinstance(form, tuple))
     record_property("cases", checks.settle())
@@ -117,7 +115,7 @@ def test_chaos_seeds_do_not_change_a_bit(
     for chaotic in models_of_devices(prefill_moe.registry, CHAOS):
         calm = LatentMoe(chaotic.registry, device_facts=chaotic._device_facts)
         for example in examples(chaotic, seen):
-            case = case_of(example, calm, prefill_weights, partials, 2)
+            case = case_of(example, calm, prefill_weights, partials)
             expected = tuple(value.clone() for value in case.prepare(example.tokens)())
             runner = case.prepare(example.tokens, moe=chaotic)
             for seed in SEEDS[prefill_moe.model.name]:
@@ -174,9 +172,10 @@ def test_random_model_matches(
         for tp in target.tp_degrees:
             label = f"seed {seed} {sm_count} SMs tp {tp}"
             tokens = (129, 300, 777, 2000)
-            moe.warm_up(device, tp, tokens=tokens)
+            moe.warm_up(device, tp, tokens=tokens, partials=(1, 2))
             check_front(checks, FrontCase(moe, weights, tp, tp - 1, partials), tokens, label)
-            check_tail(checks, TailCase(moe, weights, tp, tp - 1, 1, partials), tokens, label)
+            for count in (1, 2):
+                check_tail(checks, TailCase(moe, weights, tp, tp - 1, count, partials), tokens, f"{label} P {count}")
     record_property("cases", checks.settle())
 
 

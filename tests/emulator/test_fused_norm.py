@@ -1,0 +1,146 @@
+"""The Hopper tail GEMM that normalises its rows: one value under every schedule, and each missing fence is reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from models import tiny_model
+
+from cakegen.emulator import Fault, Options
+from cakegen.emulator.cases import Case, emulate_case
+from cakegen.model import HopperTile, Model
+from cakegen.plan import GemmForm, Plan
+from cakegen.registry import Registry
+
+pytestmark = pytest.mark.emulator
+
+SCHEDULES = (("early", 0), ("late", 0), ("random", 0), ("random", 1))
+TILES = {tile.block_n: tile for tile in tiny_model().prefill_sm90.tiles}
+
+
+@dataclass(frozen=True)
+class FusedCase(Case):
+    """A tail of one partial, on 6 SMs; `first_rows` are normalised first, whatever the plan says.
+
+    A runner that is called `times` times has the same control words in each call.
+    """
+
+    first_rows: int = 0
+    times: int = 1
+
+    def plan(self, model: Model) -> Plan:
+        """Its plan."""
+        plan = super().plan(model)
+        (gemm,) = plan.launches
+        assert isinstance(gemm.form, GemmForm)
+        assert gemm.form.fused_norm
+        parameters = {**dict(gemm.parameters), "norm_first_rows": self.first_rows}
+        gemm = dataclasses.replace(gemm, parameters=tuple(parameters.items()))
+        return dataclasses.replace(plan, launches=(gemm,) * self.times)
+
+
+def fused(tp: int, tokens: int, block_n: int, first_rows: int = 0, times: int = 1) -> FusedCase:
+    tile: HopperTile = TILES[block_n]
+    return FusedCase("tail", tp, tokens, 1, 6, tp - 1, tile=tile, first_rows=first_rows, times=times)
+
+
+# Two or three pair rows, of which the MMA warps normalise none, some or all; the last is not full. At TP 16 the slice
+# ends inside a K block.
+CASES = {
+    "none first": fused(2, 513, 224),
+    "some first": fused(8, 600, 256, 256),
+    "all first": fused(8, 300, 192, 2048),
+    "ragged, none first": fused(16, 300, 192),
+    "ragged, some first": fused(16, 520, 224, 300),
+    "cut, none first": fused(4, 300, 256),
+    "cut, all first": fused(8, 300, 256, 2048),
+    "called twice": fused(16, 300, 256, 100, times=2),
+}
+
+
+def is_cut(registry: Registry, case: Case) -> bool:
+    return dict(case.plan(registry.model).launches[-1].parameters)["sk_total"] > 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fused_norm_gives_the_same_bits_under_every_schedule(registry: Registry, name: str) -> None:
+    case = CASES[name]
+    assert is_cut(registry, case) == name.startswith("cut"), case.plan(registry.model).launches[-1].parameters
+    first = None
+    for schedule in SCHEDULES[: 3 if case.tp < 16 else 4]:
+        report = emulate_case(registry, case, Options(*schedule, "wide"))
+        assert report.problems == ()
+        assert len(report.launches) == case.times
+        first = first or report
+        for output, value in report.outputs.items():
+            assert torch.equal(value, first.outputs[output]), f"{output} depends on the schedule"
+
+
+def verdicts(registry: Registry, case: Case, planted: Callable[..., Any], old: str, new: str) -> list[str]:
+    """What each schedule says of a program with another text."""
+    load = functools.cache(lambda key, arch: planted(old, new)(registry, key, arch))
+    found = []
+    for schedule in SCHEDULES:
+        try:
+            report = emulate_case(
+                registry, case, Options(*schedule, "wide"), load=lambda registry, key, arch: load(key, arch)
+            )
+            found.append("wrong values" if report.problems else "passes")
+        except Fault as fault:
+            found.append(fault.kind)
+    return found
+
+
+TWO_ROWS = fused(16, 300, 256)
+SOME_FIRST = fused(16, 300, 256, 100)
+TWICE = fused(16, 300, 256, times=2)
+WRITTEN = "fence_proxy_async_global();\n        warp_sync();\n        if (lane == 0)"
+WAIT = "counter_wait_reached(norm.counters + pair_row, rows, watch);"
+RESET = "st_relaxed_gpu(norm.counters + pair_row, 0);"
+ROWS = "const u32 rows = min(kPairRows, norm.num_tokens - pair_row * kPairRows);"
+LEFT = "atomic_inc_acq_rel_gpu(left, gridDim.x - 1) == gridDim.x - 1"
+
+# Rows that are copied before they are there.
+EARLY = {"race", "unwritten-read", "proxy"}
+
+# Every schedule reports one of the kinds.
+PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
+    "writes not fenced": (TWO_ROWS, WRITTEN, WRITTEN.split("\n", 1)[1], {"proxy"}),
+    "first rows not fenced": (SOME_FIRST, WRITTEN, WRITTEN.split("\n", 1)[1], {"proxy"}),
+    "relaxed count": (TWO_ROWS, "red.release.gpu", "red.relaxed.gpu", {"race"}),
+    "relaxed wait": (TWO_ROWS, "ld.acquire.gpu", "ld.relaxed.gpu", {"race"}),
+    "no wait": (TWO_ROWS, WAIT, "", EARLY),
+    "wait for the first pair row only": (
+        TWO_ROWS,
+        "if (pair_row == known)",
+        "if (known != ~0u)",
+        EARLY,
+    ),
+    "another pair row's counter": (
+        TWO_ROWS,
+        "norm.counters + row / kPairRows, 1",
+        "norm.counters, 1",
+        EARLY | {"deadlock"},
+    ),
+    "a row too few": (TWO_ROWS, ROWS, ROWS.replace(");", ") - 1;"), EARLY | {"deadlock"}),
+    "a row too many": (TWO_ROWS, ROWS, ROWS.replace(");", ") + 1;"), {"deadlock"}),
+    "no reset": (TWO_ROWS, RESET, "", {"output"}),
+    "no reset, called twice": (TWICE, RESET, "", EARLY | {"deadlock"}),
+    "reset by the first": (TWO_ROWS, LEFT, LEFT.replace("== gridDim.x - 1", "== 0"), {"deadlock", "output"}),
+    "reset of one CTA too many": (TWO_ROWS, LEFT, LEFT.replace("left, gridDim.x - 1", "left, gridDim.x"), {"output"}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_of_the_fused_norm_is_reported(
+    registry: Registry, planted: Callable[..., Any], name: str
+) -> None:
+    case, old, new, kinds = PLANTED[name]
+    found = verdicts(registry, case, planted, old, new)
+    assert set(found) <= kinds, found
