@@ -49,7 +49,12 @@ DECODE = DecodeRules(
 )
 
 # What Hopper does differently.
-SM90_DECODE_CHANGES: dict[str, int] = {"resident_tokens_staged": 4, "split_finalize_n_pad": 32}
+SM90_DECODE_CHANGES: dict[str, int] = {
+    "depth2_min_stages_pair": 4,
+    "alias_min_chunks": 4096,
+    "resident_tokens_staged": 4,
+    "split_finalize_n_pad": 32,
+}
 
 PREFILL = PrefillRules(
     block_m=128,
@@ -182,7 +187,7 @@ def tiny_model() -> Model:
         dims=dataclasses.replace(kimi.dims, hidden=512, latent=512, experts=384, shared_intermediate=1024),
         targets=TINY_TARGETS,
         decode=dataclasses.replace(kimi.decode, **TINY_DECODE_CHANGES),
-        decode_sm90=dataclasses.replace(kimi.decode_sm90, **TINY_DECODE_CHANGES),
+        decode_sm90=dataclasses.replace(kimi.decode, **TINY_DECODE_CHANGES | SM90_DECODE_CHANGES),
         prefill=dataclasses.replace(kimi.prefill, **TINY_PREFILL_CHANGES),
         prefill_sm90=dataclasses.replace(kimi.prefill_sm90, **TINY_PREFILL_SM90_CHANGES),
     )

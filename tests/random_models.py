@@ -87,6 +87,8 @@ def _draw(chance: random.Random, seed: int) -> Model:
         decode=rules,
         decode_sm90=dataclasses.replace(
             rules,
+            depth2_min_stages_pair=chance.randint(1, 8),
+            alias_min_chunks=chance.choice((2, 8, 4096)),
             resident_tokens_staged=chance.randint(0, 32),
             split_finalize_n_pad=chance.choice((0, 16, 32, 128)),
         ),

@@ -108,6 +108,8 @@ class DecodeSection(Section):
 class DecodeSm90Section(Section):
     """`[decode_sm90]`: what Hopper does differently from `[decode]`."""
 
+    depth2_min_stages_pair: Stages
+    alias_min_chunks: Count
     resident_tokens_staged: Count
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")

@@ -76,7 +76,8 @@ def test_published_rules_give_the_published_keys_on_hopper_with_its_suffix(kimi:
         ("tail", 32, "n32_r10_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3_sf"),
         ("tail", 128, "n128_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3_sf"),
         ("front", 16, "n16_r6_d2_p0_w0_t7_28_12_k112_0_o3584_c2"),
-        ("front", 128, "n128_r7_d1_p0_w0_t7_28_12_k112_0_o3584_c2_la_sf"),
+        ("front", 128, "n128_r6_d1_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
+        ("front", 64, "n64_r4_d2_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
     ],
 )
 def test_hopper_stages_fewer_rows_and_splits_the_finish(
@@ -165,10 +166,10 @@ def test_plan_refuses_ring_without_a_stage(kimi: Model, h200: DeviceFacts) -> No
 
 
 def test_plan_refuses_output_tile_over_the_ring(kimi: Model, h200: DeviceFacts) -> None:
-    # the aliased landing (32768) and the fp32 tile (64 * 528) need 66560 bytes; 2 stages of 32768 are 65536
-    small = dataclasses.replace(h200, max_dynamic_smem_bytes=2048 + 3 * 32768 - 1)
-    with pytest.raises(PlanError, match=r"32768 landing \+ 33792 output = 66560 bytes .* = 65536 \(2 stages\)"):
-        decode_form(kimi, small, "front", 8, 128)
+    # the fp32 tile (128 * 528) needs 67584 bytes; 2 stages of 32768 are 65536
+    small = dataclasses.replace(h200, max_dynamic_smem_bytes=3072 + 3 * 32768 - 1)
+    with pytest.raises(PlanError, match=r"0 landing \+ 67584 output = 67584 bytes .* = 65536 \(2 stages\)"):
+        decode_form(kimi, small, "front", 1, 128)
 
 
 def test_plan_refuses_offsets_off_the_swizzle_period(kimi: Model, h200: DeviceFacts) -> None:
