@@ -240,7 +240,7 @@ def max_pieces(total: int, num_k: int, ipc: int) -> int:
 
 
 def _most_touched(total: int, run: int, cell: int) -> int:
-    """Most cells of a line of `total` that one run touches: both follow each other from 0, the last run may be short."""
+    """Most cells of a line of `total` that one run touches: both follow each other, the last run may be short."""
     bound, most = (run - 2) // cell + 2, 0
     for begin in range(0, total, run):
         most = max(most, (min(total, begin + run) - 1) // cell - begin // cell + 1)

@@ -2,12 +2,14 @@
 
 namespace cake {
 
-// PTX ISA 9.7.9.8, ld: read again and again, so kept in L1. Only for what no running launch writes.
+// PTX ISA 9.7.9.8, ld: read again soon, so better kept in L1. Not `.nc`: an earlier launch of a programmatic chain may
+// have written it while this one already ran.
 __device__ __forceinline__ Vec4 ld_global_kept_v4(const void* address) {
     Vec4 value;
-    asm volatile("ld.global.nc.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(address));
+                 : "l"(address)
+                 : "memory");
     return value;
 }
 
