@@ -22,6 +22,9 @@ _NARROW, _NARROW_C = 20, 40
 _NARROW_ZERO = np.int16(-62)
 # Elements of a sum at a time, so that its parts stay in a cache.
 _BLOCK_ELEMENTS = 8192
+# Multiplications of an fp64 product up to which OpenBLAS keeps to one thread (its SMP_THRESHOLD_MIN *
+# GEMM_MULTITHREAD_THRESHOLD). Its other threads wait busily, which on a busy machine takes many times as long.
+_SERIAL_PRODUCT = 1 << 18
 _NAN = np.uint32(0x7FFFFFFF)
 # Likewise, beside any other factor.
 _ZERO_EXPONENT = np.int16(-300)
@@ -60,7 +63,11 @@ def multiply_add_hopper(a_bits: Array, b_bits: Array, c: Array) -> Array:
 def multiply_add_wide(a_bits: Array, b_bits: Array, c: Array) -> Array:
     """The same in fp64, rounded once to fp32: faster, and within the tolerance of any model."""
     a, b = _values(a_bits).astype(np.float64), _values(b_bits).astype(np.float64)
-    result: Array = (a @ b.T + c).astype(np.float32)
+    result: Array = np.empty(c.shape, np.float32)
+    step = max(1, _SERIAL_PRODUCT // b.size)
+    for first in range(0, len(a), step):
+        rows = slice(first, first + step)
+        result[rows] = a[rows] @ b.T + c[rows]
     return result
 
 
