@@ -54,7 +54,9 @@ SWEEP := $(BIN)/python tests/emulator_sweep.py
 
 emulate-full: $(READY) ## What the tables of emulated programs lack: about six hours of one core for all
 	@$(SWEEP) benchmarks/emulator/tiny.tsv --jobs $(JOBS) --edges --seeds 1
-	@$(SWEEP) benchmarks/emulator/full.tsv --jobs $(JOBS) --export kimi_k3_latent_moe --seeds 0
+	@$(SWEEP) benchmarks/emulator/full.tsv --jobs $(JOBS) --export kimi_k3_latent_moe --seeds 0 --match decode:
+	@$(SWEEP) benchmarks/emulator/full_prefill.tsv --jobs $(JOBS) --export kimi_k3_latent_moe --seeds 0 \
+		--match '^(front|tail)' --parts
 	@$(SWEEP) benchmarks/emulator/tiny_sm90.tsv --jobs $(JOBS) --arch sm_90a --edges --seeds 5
 	@$(SWEEP) benchmarks/emulator/full_sm90.tsv --jobs $(JOBS) --arch sm_90a --export kimi_k3_latent_moe \
 		--match decode: --seeds 5 --split

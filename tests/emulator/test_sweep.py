@@ -8,7 +8,7 @@ from pathlib import Path
 import emulator_sweep
 import pytest
 import torch
-from emulator_sweep import COLUMNS, Sweep, identity, read_rows, rows_of, run_missing, run_split
+from emulator_sweep import COLUMNS, Sweep, cases_of, identity, read_rows, rows_of, run_missing, run_split
 
 from cakegen.emulator.cases import Case, CaseReport
 from cakegen.registry import Registry
@@ -95,3 +95,26 @@ def test_schedule_with_other_bits_is_reported(tmp_path: Path, runs: list[str], m
     monkeypatch.setattr(emulator_sweep, "run_case", recorder([], lambda name: 2.0 if name == "late:0" else 1.0))
     (row,) = run_split(tmp_path / "t.tsv", SWEEP, 1)
     assert row["verdict"] == "late:0: other bits"
+
+
+def test_edges_of_blackwell_prefill_are_the_ends_of_row_tiles(registry: Registry) -> None:
+    """One request an end that reaches the key, with SM counts, ranks and partials in turn."""
+    sweep = Sweep("tiny_latent_moe", "sm_100a", 1, True, "tail_gemm:tp4e1f0t1$")
+    ((key, (found, *edges)),) = cases_of(registry, sweep).items()
+    tokens = [case.tokens for case in edges]
+    assert tokens == sorted(set(tokens))
+    assert {129, 256, 257, 385, 512, 513} <= set(tokens)
+    assert {case.partials for case in edges} == {1, 2, 3}
+    assert {case.rank for case in edges} == {0, 1, 2, 3}
+    assert len({case.sm_count for case in edges}) > 2
+    assert found not in edges
+    for case in edges:
+        assert key in [launch.key for launch in case.plan(registry.model).launches]
+
+
+def test_parts_are_all_sm_counts_that_reach_a_key(registry: Registry) -> None:
+    sweep = Sweep("tiny_latent_moe", "sm_100a", 0, False, "tail_gemm:tp8", parts=True)
+    counts = {key: [case.sm_count for case in cases] for key, cases in cases_of(registry, sweep).items()}
+    # narrow tiles at 512 tokens: 8 items are one wave from 16 SMs on
+    assert counts["tail_gemm:tp8e0f0s9n128"] == [3, 6, 8, 10]
+    assert counts["tail_gemm:tp8e1f0s9n128"] == [148, 152]
