@@ -230,6 +230,37 @@ PATTERNS = {
         grid=4,
         cooperative=True,
     ),
+    "rows that a counter hands to copies": Pattern(
+        kernel(
+            INIT_ONE
+            + """
+        data[blockIdx.x * 64 + t] = blockIdx.x + t;
+        fence_proxy_async_global(); /* writes */
+        warp_sync();
+        if (LANE0) { reduce_add_release_gpu(counter, 1); }
+        if (t == 0) {
+            counter_wait_reached(counter, 8, watch);
+            mbarrier_arrive_expect_tx(smem, 1024);
+            tma_load_3d(tile, map, 0, 0, 0, smem);
+        }
+        mbarrier_wait(smem, 0, watch);
+        out[blockIdx.x * 64 + t] = ld_shared_v4(tile + t * 16).x;"""
+        ),
+        (
+            ("fence_proxy_async_global(); /* writes */", "", {"proxy"}, "no fence.proxy.async.global"),
+            (
+                "reduce_add_release_gpu(counter, 1);",
+                'ASM("red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");',
+                {"race"},
+                "nothing orders the two",
+            ),
+            ("counter_wait_reached(counter, 8, watch);", "", {"race", "unwritten-read"}, ""),
+            ("counter_wait_reached(counter, 8, watch);", "counter_wait_reached(counter, 9, watch);", {"deadlock"}, ""),
+            ("counter_wait_reached(counter, 8, watch);", "while (load_relaxed(counter) != 8) {}", {"race"}, ""),
+        ),
+        grid=4,
+        cooperative=True,
+    ),
     "initialisations that the cluster sees": Pattern(
         kernel(
             """

@@ -1,4 +1,4 @@
-"""Which granules of global memory a box reads, for every size of its elements; which bulk copies are refused."""
+"""Which granules of global memory a box reads, for every size of its elements; bulk copies and prefetches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import pytest
 
 from cakegen.emulator.copies import bulk_landing
 from cakegen.emulator.faults import Fault
+from cakegen.emulator.machine import Machine
 from cakegen.emulator.memory import GRANULE, Buffer
 from cakegen.emulator.tensor_view import TensorView
 from cakegen.runtime.tensor_map import TensorMap
+
+PREFETCH = """extern "C" __global__ void kernel_test(u32* out, const u32* words) {
+    if (threadIdx.x < 2) bulk_prefetch_l2(words + %s, %s);
+    out[threadIdx.x] = ld_global_kept_v4(words + threadIdx.x * 4).y;
+}"""
 
 pytestmark = pytest.mark.emulator
 
@@ -49,3 +55,24 @@ def test_bulk_copy_of_an_odd_size_is_reported(source: int, num_bytes: int, start
         Fault, match=rf"cp\.async\.bulk of {num_bytes} bytes, {source:#x} -> {start:#x}: multiples of 16"
     ):
         bulk_landing(nowhere, source, num_bytes, nowhere, start, 0, nowhere)
+
+
+def test_bulk_prefetch_has_no_effect_and_a_kept_load_reads(
+    launch: Callable[..., Machine], array: Callable[..., np.ndarray]
+) -> None:
+    out, words = array(np.zeros(32), np.uint32), array(np.arange(128), np.uint32)
+    launch(PREFETCH % ("threadIdx.x * 64", "256"), out, words)
+    assert out.tolist() == list(range(1, 128, 4))
+    assert words.tolist() == list(range(128))
+
+
+@pytest.mark.parametrize(("place", "size"), [("threadIdx.x * 2", "256"), ("threadIdx.x * 64", "256 + threadIdx.x * 8")])
+def test_bulk_prefetch_of_other_than_multiples_of_16_bytes_is_reported(
+    launch: Callable[..., Machine], array: Callable[..., np.ndarray], place: str, size: str
+) -> None:
+    """The second lane's is the wrong one."""
+    out, words = array(np.zeros(32), np.uint32), array(np.arange(256), np.uint32)
+    with pytest.raises(Fault, match=r"a prefetch of \d+ bytes at 0x[0-9a-f]+: both must be multiples of 16") as caught:
+        launch(PREFETCH % (place, size), out, words)
+    wrong = words.ctypes.data + (8 if size == "256" else 256)
+    assert f"{256 if size == '256' else 264} bytes at {wrong:#x}" in caught.value.message

@@ -86,7 +86,7 @@ def verdicts(registry: Registry, case: Case, planted: Callable[..., Any], old: s
     """What each schedule says of a program with another text."""
     load = functools.cache(lambda key, arch: planted(old, new)(registry, key, arch))
     found = []
-    for schedule in SCHEDULES:
+    for schedule in SCHEDULES[:3]:
         try:
             report = emulate_case(
                 registry, case, Options(*schedule, "wide"), load=lambda registry, key, arch: load(key, arch)

@@ -193,7 +193,7 @@ def without_wait(old: str, new: str) -> Callable[[Registry, str, str], Program]:
 def test_tail_gemm_that_does_not_wait_for_its_norm_is_reported(registry: Registry) -> None:
     load = without_wait("griddepcontrol_wait();\n                norm_done", "norm_done")
     with pytest.raises(Fault) as caught:
-        emulate_case(registry, Case("tail", 8, 129), Options("late", 0, "wide"), load=load)
+        emulate_case(registry, Case("tail", 8, 129, partials=2), Options("late", 0, "wide"), load=load)
     assert caught.value.kind in ("programmatic", "unwritten-read")
     assert "y_workspace" in caught.value.message
     assert "griddepcontrol.wait" in caught.value.message
@@ -201,11 +201,15 @@ def test_tail_gemm_that_does_not_wait_for_its_norm_is_reported(registry: Registr
 
 
 @pytest.mark.parametrize("schedule", [("late", 0), ("random", 1), ("random", 3)], ids=str)
-@pytest.mark.parametrize("tokens", [8, 129], ids=["decode", "prefill"])
-def test_layers_that_overlap_are_clean(registry: Registry, tokens: int, schedule: tuple[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "partials"), [(8, 1), (129, 1), (129, 2)], ids=["decode", "fused prefill", "prefill"]
+)
+def test_layers_that_overlap_are_clean(
+    registry: Registry, tokens: int, partials: int, schedule: tuple[str, int]
+) -> None:
     """Two layers in one stream; every program waits before it touches what an earlier launch may still use."""
     model = registry.model
-    front, tail = Case("front", 8, tokens), Case("tail", 8, tokens, rank=3)
+    front, tail = Case("front", 8, tokens), Case("tail", 8, tokens, partials, rank=3)
     of_front, of_tail = make_operands(model, front), make_operands(model, tail)
     of_tail["shared_act"] = of_front["shared_act"]
     calls = [

@@ -156,6 +156,24 @@ def test_residency_that_the_device_lacks_is_refused(machine: Machine, tiny_regis
         prepare_tail(moe)
 
 
+def test_prefill_tail_that_normalises_must_be_resident_too(machine: Machine, tiny_registry: Registry) -> None:
+    """Its CTAs wait for each other's rows; the GEMM behind a norm of its own waits for no other CTA."""
+    moe = LatentMoe(tiny_registry, device_facts=DeviceFacts.nominal("sm_90a", 132))
+    machine.driver.resident_clusters = 1
+    with pytest.raises(LaunchError, match=r"tail_gemm:tp2f1.*@sm_90a: .* so all \d+ must be resident .* holds 2, with"):
+        prepare_tail(moe, tokens=300)
+    assert len(prepare_tail(moe, tokens=300, partials=2).plan.launches) == 2
+
+
+def test_prefill_tail_that_normalises_is_planned_again_for_fewer_pairs(
+    machine: Machine, tiny_registry: Registry
+) -> None:
+    machine.driver.resident_clusters = 1
+    runner = prepare_tail(LatentMoe(tiny_registry), tokens=300)
+    (launch,) = runner.plan.launches
+    assert (launch.form.fused_norm, launch.grid_ctas) == (True, (2, 1, 1))
+
+
 def test_small_device_facts_reach_the_two_launch_tail(machine: Machine, tiny_registry: Registry) -> None:
     moe = LatentMoe(tiny_registry, device_facts=DeviceFacts.nominal("sm_90a", 3))
     runner = prepare_tail(moe)
