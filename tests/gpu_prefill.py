@@ -15,7 +15,7 @@ from gpu_cases import GuardedPartials, remembered
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import control_words, form_of, partials_elems, plan_route
 from cakegen.plan.records import Plan
-from cakegen.registry import ProgramRecord, Registry, load_registry
+from cakegen.registry import Program, Registry, load_registry
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.device import open_device
 
@@ -60,7 +60,8 @@ def examples(
     A tail of one partial may normalise inside its GEMM; that of two never does, and stands for those of more.
     """
     for stage in stages:
-        for tp, count in itertools.product(degrees, partials if stage == "tail" else (1,)):
+        counts = [count for count in partials if count <= moe.model.max_partials] if stage == "tail" else [1]
+        for tp, count in itertools.product(degrees, counts):
             for pair_rows in range(1, most_rows // PAIR_ROWS + 1):
                 tokens = pair_rows * PAIR_ROWS - 5
                 forms = {form_of(launch) for launch in plan_of(moe, stage, tp, tokens, count).launches}
@@ -95,7 +96,7 @@ def guarded_partials(model: Model, device: torch.device, sm_count: int) -> Guard
 
 
 def edited_tree(
-    registry: Registry, folder: Path, chosen: Callable[[ProgramRecord], bool], pattern: str, replacement: str
+    registry: Registry, folder: Path, chosen: Callable[[Program], bool], pattern: str, replacement: str
 ) -> Registry:
     """A copy of a tree in which one place of every chosen kernel is another text."""
     root = Path(shutil.copytree(registry.root, folder / registry.export))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from cakegen.model import HopperPrefillRules, HopperTile
+from cakegen.plan.gemm import m_tiles_of
 from cakegen.plan.records import Rule
-from cakegen.plan.workspace import MMA_WARPGROUPS
+from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
 
 
-def can_fuse_norm(tile: HopperTile, partials: int) -> bool:
+MOST_ROW_COUNTERS = 1024
+"""Control words that a fused norm may take: a counter a pair row, and one of CTAs. As many as the segments' counters."""
+
+
+def can_fuse_norm(tile: HopperTile, tokens: int, partials: int, rules: HopperPrefillRules) -> bool:
     """Whether the GEMM of a tile normalises the rows itself."""
-    return partials == 1 and tile.tile_groups == MMA_WARPGROUPS
+    return partials == 1 and tile.tile_groups == MMA_WARPGROUPS and _row_counters(tokens, rules) <= MOST_ROW_COUNTERS
 
 
 def norm_cost_iters(tile: HopperTile, down: int, tokens: int, partials: int, rules: HopperPrefillRules) -> int:
@@ -20,7 +25,7 @@ def norm_cost_iters(tile: HopperTile, down: int, tokens: int, partials: int, rul
     down
         Shared-down iterations of a tile, which come first and need no normalised row.
     """
-    if can_fuse_norm(tile, partials):
+    if can_fuse_norm(tile, tokens, partials, rules):
         return -(-min(norm_first_rows(down, rules), tokens) // rules.norm_first_rows_per_iter)
     return rules.norm_launch_iters - (-tokens // rules.norm_launch_rows_per_iter)
 
@@ -30,7 +35,7 @@ def norm_first_rows(down: int, rules: HopperPrefillRules) -> int:
     return 0 if down >= rules.norm_hidden_iters else rules.raster_m_tiles * rules.block_m
 
 
-def fused_norm_rule(tile: HopperTile, partials: int) -> Rule:
+def fused_norm_rule(tile: HopperTile, tokens: int, partials: int, rules: HopperPrefillRules) -> Rule:
     """Whether the norm runs inside the GEMM, and why.
 
     Three warps of each CTA multiply nothing; they have registers for a row, but not for the fp32 sums of several
@@ -39,9 +44,13 @@ def fused_norm_rule(tile: HopperTile, partials: int) -> Rule:
     turns = "take turns with its tiles" if tile.tile_groups < MMA_WARPGROUPS else "share them"
     reason = (
         f"P = {partials} (needs 1: sums of several take more registers), a CTA's warpgroups {turns} (needs them shared,"
-        " for the same reason)"
+        f" for the same reason), {_row_counters(tokens, rules)} counters of rows (up to {MOST_ROW_COUNTERS})"
     )
-    return Rule("fused_norm", can_fuse_norm(tile, partials), reason)
+    return Rule("fused_norm", can_fuse_norm(tile, tokens, partials, rules), reason)
+
+
+def _row_counters(tokens: int, rules: HopperPrefillRules) -> int:
+    return m_tiles_of(rules.block_m, tokens) // PAIR_CTAS + 1
 
 
 def first_rows_rule(down: int, rules: HopperPrefillRules) -> Rule:

@@ -100,7 +100,7 @@ def _plan_tail(model: Model, tp: int, tokens: int, partials: int, device: Device
         return norm_cost_iters(tile, down, tokens, partials, rules)
 
     tile, cut, tile_rule = _choose_tile(columns, norm_iters, up + down, tokens, rules, device)
-    fused = can_fuse_norm(tile, partials)
+    fused = can_fuse_norm(tile, tokens, partials, rules)
     n_tiles = columns(tile.block_n)
     form = _form(
         "tail",
@@ -124,7 +124,7 @@ def _plan_tail(model: Model, tp: int, tokens: int, partials: int, device: Device
         tiles,
         iterations,
         Rule("k1_ragged_cols", form.k1_ragged_cols, slice_rule),
-        fused_norm_rule(tile, partials),
+        fused_norm_rule(tile, tokens, partials, rules),
         *why,
     )
     if not fused:

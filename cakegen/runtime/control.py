@@ -20,8 +20,8 @@ from cakegen.runtime.device import Device
 
 SLOT_SIZES = ((128, 512), (8192, 64))
 """Bytes of a slot and slots of a slab. A fused norm's counter is alone in its L2 line, so that two runners never share
-one; a split GEMM counts arrivals in four words for each of up to 256 cut tiles, and one that normalises has a word for
-each 256 tokens, up to 2^31 elements of x."""
+one; a split GEMM counts arrivals in four words for each of up to 256 cut tiles, and one that normalises up to 1024 more
+for its rows."""
 
 WORD_BYTES = 4
 RESERVED_SLOTS = 16

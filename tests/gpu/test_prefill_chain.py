@@ -14,7 +14,7 @@ from gpu_prefill import cut_tokens, edited_tree, plan_of
 
 from cakegen.errors import LaunchError
 from cakegen.plan.records import NormForm
-from cakegen.registry import ProgramRecord
+from cakegen.registry import Program
 from cakegen.runtime import LatentMoe, Workspace, driver
 from cakegen.runtime.device import open_device
 from cakegen.runtime.runner import ProgramRunner, Runner
@@ -158,8 +158,8 @@ def test_gemm_must_wait_for_the_norm(
     moe = warm_prefill["kimi"]
     pattern = r"griddepcontrol_wait\(\);(\s*norm_done = true;)"
 
-    def follows_a_norm(program: ProgramRecord) -> bool:
-        return program.role == "tail_gemm" and program.launch.programmatic
+    def follows_a_norm(program: Program) -> bool:
+        return program.role == "tail_gemm" and program.launch.programmatic and "sm_90a" in program.arches
 
     broken = LatentMoe(edited_tree(moe.registry, tmp_path, follows_a_norm, pattern, r"\1"))
     tp, tokens = 8, late_rows(moe, 8)

@@ -57,8 +57,11 @@ def test_plan_of_one_partial_gives_the_pinned_items(
 def test_norm_is_fused_for_one_partial_and_shared_tiles_only(kimi: Model, h200: DeviceFacts) -> None:
     for tile in kimi.prefill_sm90.tiles:
         shared = tile.block_n > 128
-        assert can_fuse_norm(tile, 1) is shared
-        assert not can_fuse_norm(tile, 2)
+        assert can_fuse_norm(tile, 300, 1, kimi.prefill_sm90) is shared
+        assert not can_fuse_norm(tile, 300, 2, kimi.prefill_sm90)
+        # 1023 pair rows of 256 tokens and one more word fill the 1024
+        assert can_fuse_norm(tile, 1023 * 256, 1, kimi.prefill_sm90) is shared
+        assert not can_fuse_norm(tile, 1023 * 256 + 1, 1, kimi.prefill_sm90)
         for partials in (1, 2):
             plan = plan_tail(with_tile(kimi, tile.block_n), h200, 8, 700, partials)
             gemm = plan.launches[-1].form
