@@ -7,9 +7,8 @@ from cakegen.plan.gemm import m_tiles_of
 from cakegen.plan.records import Rule
 from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
 
-
 MOST_ROW_COUNTERS = 1024
-"""Control words that a fused norm may take: a counter a pair row, and one of CTAs. As many as the segments' counters."""
+"""Control words that a fused norm may take: a counter a pair row, and one of CTAs."""
 
 
 def can_fuse_norm(tile: HopperTile, tokens: int, partials: int, rules: HopperPrefillRules) -> bool:
