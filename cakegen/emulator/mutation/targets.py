@@ -125,6 +125,10 @@ def target_of(registry: Registry, name: str, arch: str) -> Target:
     case = _with_padding(registry, find_case(registry, key, arch), key)
     if sm_count:
         case = dataclasses.replace(case, sm_count=int(sm_count), tokens=int(tokens or case.tokens))
+        # where another tile is the cheaper one there, the key's own is taken all the same
+        tiles = (case.tile, *registry.model.prefill_sm90.tiles)
+        cases = [dataclasses.replace(case, tile=tile) for tile in tiles]
+        case = next((each for each in cases if _launches(registry, each, key)), case)
         if not _launches(registry, case, key):
             raise EmulationError(f"{key}: {case} does not launch it; leave out what is behind the slash")
     request = request_for(registry, key, arch, _FLAGS)

@@ -19,7 +19,8 @@ from cakegen.registry import Registry, load_registry
 
 FOLDER = Path(cakegen.__file__).parents[1] / "benchmarks" / "mutation"
 ARCH = "sm_90a"
-LISTED = tuple(name.partition("/")[0] for name in FOLDER.joinpath("programs.txt").read_text().split())
+REQUESTS = FOLDER.joinpath("programs.txt").read_text().split()
+LISTED = tuple(name.partition("/")[0] for name in REQUESTS)
 EXPLANATIONS = read_explanations(FOLDER / "explained.json")
 # Every so manyth site of a program is run: quick ones, of both halves.
 SAMPLE = (
@@ -48,6 +49,13 @@ def test_listed_programs_hold_every_line_with_something_to_break(registry: Regis
     programs = {registry.kernels[key]: key for key in registry.kernels if ARCH in registry.program(key).arches}
     everywhere = {(entry["operator"], entry["line"]) for entry in entries(tuple(programs.values()))}
     assert everywhere - {(entry["operator"], entry["line"]) for entry in entries(LISTED)} == set()
+
+
+@pytest.mark.parametrize("name", [name for name in REQUESTS if name.count("/") == 2])
+def test_listed_request_with_tokens_launches_its_program(registry: Registry, name: str) -> None:
+    """Whichever tile is the cheapest one there now."""
+    case = target_of(registry, name, ARCH).case
+    assert name.partition("/")[0] in [launch.key for launch in case.plan(registry.model).launches]
 
 
 @pytest.mark.parametrize("explanation", EXPLANATIONS, ids=lambda each: str(sorted(each.patterns.items()))[:80])
