@@ -149,12 +149,14 @@ def _launches(model: Model, case: Case, key: str) -> bool:
     return any(launch.key == key for launch in case.plan(model).launches)
 
 
-def run_case(registry: Registry, case: Case, schedules: Sequence[tuple[str, int]]) -> tuple[str, CaseReport | None]:
+def run_case(
+    registry: Registry, case: Case, schedules: Sequence[tuple[str, int]], scopes: str = "practice"
+) -> tuple[str, CaseReport | None]:
     """Run one request under all schedules: `clean`, or what is wrong; and the first report."""
     first: CaseReport | None = None
     for schedule in schedules:
         try:
-            report = emulate_case(registry, case, Options(*schedule, "wide"))
+            report = emulate_case(registry, case, Options(*schedule, "wide", scopes=scopes))
         except Fault as fault:
             return f"{schedule[0]} {schedule[1]}: {fault.kind}", first
         if report.problems:
