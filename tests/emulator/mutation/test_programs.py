@@ -22,6 +22,9 @@ ARCH = "sm_90a"
 REQUESTS = FOLDER.joinpath("programs.txt").read_text().split()
 LISTED = tuple(name.partition("/")[0] for name in REQUESTS)
 EXPLANATIONS = read_explanations(FOLDER / "explained.json")
+BLACKWELL = "sm_100a"
+LISTED_BLACKWELL = tuple(FOLDER.joinpath("programs_sm_100a.txt").read_text().split())
+EXPLANATIONS_BLACKWELL = read_explanations(FOLDER / "explained_sm_100a.json")
 # Every so manyth site of a program is run: quick ones, of both halves.
 SAMPLE = (
     ("decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k4_8_o512_c1_f_sb@sm_90a", 13),
@@ -32,16 +35,17 @@ pytestmark = [pytest.mark.emulator, pytest.mark.xdist_group("mutation")]
 
 
 @functools.cache
-def compiled(key: str) -> Target:
+def compiled(key: str, arch: str) -> Target:
     """A target without a request: for what its text says."""
     registry = load_registry("tiny_latent_moe")
-    request = request_for(registry, key, ARCH, ("-lineinfo",))
+    request = request_for(registry, key, arch, ("-lineinfo",))
     return Target(key, request, compile_ptx(request), Case("", 0, 0))
 
 
 @functools.cache
-def entries(keys: tuple[str, ...]) -> list[dict[str, object]]:
-    return [describe(target, mutant) for target in map(compiled, keys) for mutant in target.mutants]
+def entries(keys: tuple[str, ...], arch: str = ARCH) -> list[dict[str, object]]:
+    targets = [compiled(key, arch) for key in keys]
+    return [describe(target, mutant) for target in targets for mutant in target.mutants]
 
 
 @pytest.mark.slow
@@ -63,6 +67,19 @@ def test_explanation_speaks_of_a_mutant_that_exists(explanation: Explanation) ->
     # `key` tells requests apart, and these targets have none
     patterns = {name: pattern for name, pattern in explanation.patterns.items() if name != "key"}
     assert any(Explanation(patterns, explanation.kind, explanation.why).matches(entry) for entry in entries(LISTED))
+
+
+@pytest.mark.parametrize(
+    "explanation", EXPLANATIONS_BLACKWELL, ids=lambda each: str(sorted(each.patterns.items()))[:80]
+)
+def test_explanation_speaks_of_a_mutant_of_blackwell(explanation: Explanation) -> None:
+    assert any(explanation.matches(entry) for entry in entries(LISTED_BLACKWELL, BLACKWELL))
+
+
+def test_committed_survivors_of_blackwell_are_explained() -> None:
+    survivors = [json.loads(line) for line in (FOLDER / "survivors_sm_100a.jsonl").read_text().splitlines()]
+    assert survivors
+    assert [each for each in survivors if not any(why.matches(each) for why in EXPLANATIONS_BLACKWELL)] == []
 
 
 def test_committed_survivors_are_explained() -> None:
