@@ -145,7 +145,7 @@ __device__ __forceinline__ void finish(
                 }
             });
         }
-        release_sums(count, at, smem);
+        release_sums(count, at, rank, smem);
     }
 }
 

@@ -4,6 +4,16 @@
 
 // ---- the cluster's work: its own item, then those of clusters that have not started ----
 
+// Arrives at CTA 0's barrier. Only CTA 1 needs the cluster's scope, and the memory barrier that comes with it: the one
+// thread that multiplies, whom it would hold up, is in CTA 0.
+__device__ __forceinline__ void arrive_at_leader(u32 barrier, u32 rank) {
+    if (rank == 0) {
+        mbarrier_arrive(barrier);
+    } else {
+        mbarrier_arrive_cluster(mapa(barrier, 0));
+    }
+}
+
 // Who walks the cluster's work: the loaders of both CTAs and the thread that multiplies, one thread each, and the
 // epilogue warps of both.
 enum class Role { kLoader, kMultiplier, kEpilogue };
@@ -74,7 +84,7 @@ class ClusterWork {
             warp_sync();
         }
         if (kRole != Role::kEpilogue || lane_id() == 0) {
-            mbarrier_arrive_cluster_after_reads(mapa(smem_ + Cfg::kItemEmptyOffset + slot * 8, 0));
+            arrive_at_leader(smem_ + Cfg::kItemEmptyOffset + slot * 8, rank_);
         }
         ++count_;
         return first == kNoCluster ? kNoCluster : first / 2;
@@ -326,11 +336,11 @@ __device__ __forceinline__ void await_sums(u32 count, u32 smem, const Watch& wat
 }
 
 // The warp has read its sums of the tile.
-__device__ __forceinline__ void release_sums(u32 count, const Fragment& at, u32 smem) {
+__device__ __forceinline__ void release_sums(u32 count, const Fragment& at, u32 rank, u32 smem) {
     tcgen05_fence_before_thread_sync();
     warp_sync();
     if (at.lane == 0) {
-        mbarrier_arrive_cluster_after_reads(mapa(smem + Cfg::kSumsEmptyOffset + count % 2 * 8, 0));
+        arrive_at_leader(smem + Cfg::kSumsEmptyOffset + count % 2 * 8, rank);
     }
 }
 

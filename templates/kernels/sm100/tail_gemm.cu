@@ -309,7 +309,7 @@ __device__ __forceinline__ void finish(
             }
 //% endif
         }
-        release_sums(count, at, smem);
+        release_sums(count, at, rank, smem);
     }
 }
 
