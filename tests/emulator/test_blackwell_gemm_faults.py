@@ -131,7 +131,7 @@ PLANTED: dict[str, tuple[Case, str, str, set[str], tuple[str, ...]]] = {
         WHOLE,
         f"{BARRIER}{AFTER}    if (warp_index() == Cfg::kMmaWarp) {{\n        tensor_memory_dealloc",
         "    if (warp_index() == Cfg::kMmaWarp) {\n        tensor_memory_dealloc",
-        {"out-of-bounds", "pending-write"},
+        {"out-of-bounds", "pending-write", "race"},
         BOTH,
     ),
     "tensor memory not given back": (
