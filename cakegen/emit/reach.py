@@ -37,6 +37,8 @@ class ReachedKey:
     arches: tuple[str, ...]
 
 
+# Remembered, since one process may write, check and compare a tree; a walk takes seconds.
+@functools.lru_cache(maxsize=8)
 def reached_keys(model: Model) -> tuple[ReachedKey, ...]:
     """Every key that a plan of this model can name, for the families that have a template; sorted by key.
 

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from models import kimi_k3_model
 
-from cakegen.cli import demo
+from cakegen.cli import demo, export
 from cakegen.cli.compile import select_jobs
 from cakegen.cli.main import main
 from cakegen.registry import load_registry
@@ -36,9 +36,13 @@ def outputs(operands: demo.Operands) -> demo.Outputs:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, where the demo launches")
-def test_demo_without_a_gpu_compiles_everything_and_says_what_it_did_not_run() -> None:
+def test_demo_without_a_gpu_compiles_everything_and_says_what_it_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[dict[str, object]] = []
+    # what the check finds is tested with `cakegen export --check`
+    monkeypatch.setattr(export.export_command, "callback", lambda **options: checked.append(options))
     result = CliRunner().invoke(main, ["demo", "--tokens", "1"])
     assert result.exit_code == 0, result.output
+    assert [(options["check"], options["name"]) for options in checked] == [(True, None)], "every tree, once"
     count = len(select_jobs(load_registry(demo.EXPORT)))
     assert f"{count} of {count} programs" in result.stdout
     assert "on CPU, backend 'emulator', TP 8, rank 0:" in result.stdout
