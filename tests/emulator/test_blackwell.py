@@ -1,4 +1,4 @@
-"""Blackwell's decode programs on the emulator: the small model's against the reference, whatever the schedule."""
+"""Blackwell's programs on the emulator: the small model's against the reference, whatever the schedule."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_each_of_a_pair_may_finish_half_of_the_tokens(tmp_path: Path) -> None:
 
 def test_program_of_the_other_architecture_gives_the_same_bits(registry: Registry) -> None:
     """One text, and the emulator's arithmetic is one: what differs is the target that the compiler is given."""
-    for case in (front(8, 8), tail(4, 16, 1, 1)):
+    for case in (front(8, 8), tail(4, 16, 1, 1), front(8, 129), tail(8, 129, 1, 1), tail(1, 129, 2, 0)):
         outputs = [
             emulate_case(registry, dataclasses.replace(case, arch=arch), Options("random", 1, "wide")).outputs
             for arch in (ARCH, "sm_103a")
