@@ -53,7 +53,7 @@ gpu-test: $(READY) ## The tests that launch; need a supported GPU
 SWEEP := $(BIN)/python tests/emulator_sweep.py
 
 emulate-full: $(READY) ## What the tables of emulated programs lack: about six hours of one core for all
-	@$(SWEEP) benchmarks/emulator/tiny.tsv --jobs $(JOBS) --edges --seeds 1
+	@$(SWEEP) benchmarks/emulator/tiny.tsv --jobs $(JOBS) --edges --seeds 5
 	@$(SWEEP) benchmarks/emulator/full.tsv --jobs $(JOBS) --export kimi_k3_latent_moe --seeds 0 --match decode:
 	@$(SWEEP) benchmarks/emulator/full_prefill.tsv --jobs $(JOBS) --export kimi_k3_latent_moe --seeds 0 \
 		--match '^(front|tail)' --parts

@@ -8,6 +8,7 @@ Programs come from the cache or are compiled side by side first. About a minute.
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import functools
 import sys
@@ -21,6 +22,8 @@ LIMIT_SECONDS = 170
 if TYPE_CHECKING:
     import torch
     from device_values import Named, Values
+
+    from cakegen.model import HopperTile
 
 
 def main(arguments: list[str]) -> int:
@@ -71,15 +74,22 @@ def compile_programs(cases: list[Named]) -> None:
 
 
 @functools.cache
-def runtime_for(export: str, sm_count: int) -> Any:
-    """The runtime of an export on a device that counts as one of so many multiprocessors."""
+def runtime_for(export: str, sm_count: int, tile: HopperTile | None) -> Any:
+    """The runtime of an export on a device that counts as one of so many multiprocessors.
+
+    With a tile, its Hopper prefill takes that one whatever it costs.
+    """
     from device_values import registry_of
 
     from cakegen.emulator.cases import ARCH
     from cakegen.model import DeviceFacts
     from cakegen.runtime import LatentMoe
 
-    return LatentMoe(registry_of(export), device_facts=DeviceFacts.nominal(ARCH, sm_count))
+    registry = registry_of(export)
+    if tile is not None:
+        rules = registry.model.prefill_sm90.preferring(tile)
+        registry = dataclasses.replace(registry, model=dataclasses.replace(registry.model, prefill_sm90=rules))
+    return LatentMoe(registry, device_facts=DeviceFacts.nominal(ARCH, sm_count))
 
 
 def record(named: Named) -> Values:
@@ -89,7 +99,7 @@ def record(named: Named) -> Values:
 
     case, host = named.case, named.operands()
     there = {name: pitched_copy(value) for name, value in host.items()}
-    moe = runtime_for(named.export, case.sm_count)
+    moe = runtime_for(named.export, case.sm_count, case.tile)
     if case.stage == "front":
         runner = moe.prepare_front(**there)
     else:
