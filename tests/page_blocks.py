@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 import cakegen
 
 ROOT = Path(cakegen.__file__).resolve().parents[1]
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 FENCE = re.compile(r"^```(sh|python|text)( refused)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

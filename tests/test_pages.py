@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
-from page_blocks import ROOT, copy_checkout, missing_lines, read_blocks, run_blocks
+from page_blocks import ROOT, copy_checkout, missing_lines, needs_git, read_blocks, run_blocks
 
 from cakegen.cli.main import main
 
@@ -17,18 +18,26 @@ PAGES = sorted(
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
     if page.is_file()
 )
-# pages of commands; Python of the README and of the serving page has tests of its own
-RUN = [page for page in PAGES if any(block.language == "sh" for block in read_blocks(page))]
-CODE = re.compile(r"^```.*?^```$|`[^`]+`", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^(?:\S*[>$] )?(?:\w+=\S+ )*cakegen ([a-z].*)$")
 
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def runnable(page: Path) -> Any:
+    """A page as a test's parameter; those that begin a repository, or change this one, need git."""
+    marks = needs_git if page.parent == ROOT or "git " in page.read_text("utf-8") else ()
+    return pytest.param(page, marks=marks, id=name_of(page))
+
+
+# pages of commands; Python of the README and of the serving page has tests of its own
+RUN = [runnable(page) for page in PAGES if any(block.language == "sh" for block in read_blocks(page))]
+CODE = re.compile(r"^```.*?^```$|`[^`]+`", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\S*[>$] )?(?:\w+=\S+ )*cakegen ([a-z].*)$")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN, ids=name_of)
+@pytest.mark.parametrize("page", RUN)
 def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     if page.parent != ROOT:
         run_blocks(page, tmp_path)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from page_blocks import ROOT, command_environment, copy_checkout
+from page_blocks import ROOT, command_environment, copy_checkout, needs_git
+
+yaml = pytest.importorskip("yaml", reason="PyYAML reads the workflow")
 
 FILE = ROOT / "docs" / "ci" / "review.yml"
 # What GitHub's workflow syntax knows of what this file uses; its reference lists more.
@@ -70,6 +71,7 @@ def test_scripts_are_bash_of_known_commands(steps: list[dict[str, Any]]) -> None
 
 
 @pytest.mark.slow
+@needs_git
 def test_steps_run_in_a_clone_and_post_what_changed(steps: list[dict[str, Any]], tmp_path: Path) -> None:
     """All but the installation, in a clone of a checkout whose branch changes a ring; `gh` only notes its arguments."""
     upstream, clone = tmp_path / "upstream", tmp_path / "clone"
