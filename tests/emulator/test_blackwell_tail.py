@@ -70,6 +70,14 @@ def test_ends_of_row_tiles_are_right(registry: Registry, case: Case) -> None:
     assert run_case(registry, case, SCHEDULES)[0] == "clean"
 
 
+@pytest.mark.parametrize("case", [tail(1, 129, 2), tail(1, 257, 1, sm_count=6)], ids=["fused", "apart"])
+def test_bits_are_the_same_whatever_the_schedule(registry: Registry, case: Case) -> None:
+    """Of tiles of three and four segments, whoever comes last; and of rows that other CTAs normalise."""
+    assert dict(case.plan(registry.model).launches[-1].parameters)["sk_max_seg"] > 2
+    schedules = (("early", 0), ("late", 0), *(("random", seed) for seed in range(5)))
+    assert run_case(registry, case, schedules)[0] == "clean"
+
+
 def test_program_assumes_no_more_order_than_programs_widely_do(registry: Registry) -> None:
     """`practice` beside the other tests' `strict`: the same bits."""
     case = tail(8, 129, rank=1)
