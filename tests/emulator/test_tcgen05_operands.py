@@ -268,9 +268,9 @@ def test_instruction_descriptor_is_checked_bit_by_bit(value: int, group: int, wo
         decode_instruction(value, group)
 
 
-@pytest.mark.parametrize("value", [GOOD | 4, GOOD | 1, GOOD ^ 0x480])
+@pytest.mark.parametrize("value", [GOOD | 4, GOOD | 1, GOOD ^ 0x490])
 def test_instruction_that_is_legal_and_not_modelled_is_refused(value: int) -> None:
-    """Sparse A, and f16 operands."""
+    """Sparse A, and an f16 accumulator."""
     with pytest.raises(EmulationError, match="modelled"):
         decode_instruction(value, 1)
 
