@@ -23,9 +23,7 @@ REQUESTS = FOLDER.joinpath("programs.txt").read_text().split()
 LISTED = tuple(name.partition("/")[0] for name in REQUESTS)
 EXPLANATIONS = read_explanations(FOLDER / "explained.json")
 BLACKWELL = "sm_100a"
-LISTED_BLACKWELL = tuple(
-    name.partition("/")[0] for name in FOLDER.joinpath("programs_sm_100a.txt").read_text().split()
-)
+LISTED_BLACKWELL = tuple(name.partition("/")[0] for name in FOLDER.joinpath("programs_sm_100a.txt").read_text().split())
 EXPLANATIONS_BLACKWELL = read_explanations(FOLDER / "explained_sm_100a.json")
 # Every so manyth site of a program is run: quick ones, of both halves.
 SAMPLE = (
