@@ -116,9 +116,17 @@ def test_what_the_reader_does_not_know_is_refused_with_its_line(body: str, messa
         kernel(body)
 
 
-@pytest.mark.parametrize("line", ["add.rm.f32 %f0, %f0, %f0", "copysign.f32 %f0, %f0, %f0", "ld.local.u32 %r0, [%r0]"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "add.rm.f32 %f0, %f0, %f0",
+        "copysign.f32 %f0, %f0, %f0",
+        "ld.local.u32 %r0, [%r0]",
+        "createpolicy.fractional.L2::evict_last.b64 %rd0",
+    ],
+)
 def test_unknown_form_is_refused_when_it_is_translated(line: str) -> None:
-    parsed = kernel(f".reg .f32 %f<1>; .reg .b32 %r<1>;\n{line};\nret;")
+    parsed = kernel(f".reg .f32 %f<1>; .reg .b32 %r<1>; .reg .b64 %rd<1>;\n{line};\nret;")
     with pytest.raises(EmulationError, match=r"PTX line 7: .* is not modelled"):
         Program(parsed).translate_all()
 
