@@ -130,6 +130,8 @@ def _plans(model: Model, tp: int, ranges: Mapping[str, tuple[range, ...]], devic
         for partials in (1,) if stage == "front" else _partial_counts(model.max_partials):
             plan = functools.partial(plan_route, model, stage=stage, tp=tp, partials=partials, device=device)
             for tokens in ranges_of_stage:
+                if partials > 2 and tokens[0] > model.decode.max_tokens:
+                    continue  # prefill's launches are those of two
                 ends = [plan(tokens=count) for count in dict.fromkeys((tokens[0], tokens[-1]))]
                 if len({tuple(launch.key for launch in end.launches) for end in ends}) == 1:
                     yield from ends

@@ -57,7 +57,7 @@ PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
         front(8, 8),
         f"{BEFORE}    named_barrier_sync(Cfg::kMmaBarrier, 128);\n",
         BEFORE,
-        {"out-of-bounds"},
+        {"out-of-bounds", "race"},
     ),
     "half of the columns": (front(8, 8), "kTensorColumns = 64;", "kTensorColumns = 32;", {"out-of-bounds"}),
     "sums read from lane 8 on": (front(8, 8), "16u << 16", "8u << 16", {"tensor-memory"}),
