@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ class Summary:
         entry = self._tests.setdefault(report.nodeid, {"outcome": "passed", "cases": 0, "seconds": 0.0})
         if report.outcome != "passed":
             entry["outcome"] = report.outcome
-            entry["reason"] = str(report.longrepr)[-2000:] if report.failed else _skip_reason(report)
+            reason = str(report.longrepr)[-2000:] if report.failed else _skip_reason(report)
+            entry["reason"] = without_folders(reason)
         if report.when == "teardown":
             properties = dict(report.user_properties)
             entry["cases"] = properties.get("cases", 1)
@@ -65,6 +68,14 @@ class Summary:
             note = str(notes).replace("\n", " ").replace("|", "/")[:160]
             lines.append(f"| {name} | {entry['outcome']} | {entry['cases']} | {entry['seconds']} | {note} |")
         return "\n".join(lines) + "\n"
+
+
+def without_folders(text: str) -> str:
+    """A text without where this machine keeps the checkout, Python, its packages and temporary files."""
+    packages = Path(torch.__file__).resolve().parents[1]
+    for folder in (Path(__file__).resolve().parents[1], packages, Path(sys.prefix), Path(tempfile.gettempdir())):
+        text = text.replace(f"{folder}{os.sep}", "")
+    return text
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
