@@ -5,7 +5,7 @@ Both families take the same operands in the same order; tiles and pipelines are 
 
 from __future__ import annotations
 
-from cakegen.emit.decode import arguments
+from cakegen.emit.decode import NORM_BUFFERS, arguments
 from cakegen.emit.program import Constant
 from cakegen.model import Model
 from cakegen.plan.records import GemmForm
@@ -17,18 +17,33 @@ ARRIVAL_BYTES = 16
 _SPLIT_PARAMETERS = ("m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg", "sk_total")
 
 
-def gemm_arguments(stage: str) -> tuple[tuple[str, str], ...]:
-    """The `arg_plan` of a stage's GEMM."""
-    if stage == "front":
-        return arguments(
-            ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
-            ("logits", "latent", "shared_act", "partials", "counters", "wait_record"),
-            ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", *_SPLIT_PARAMETERS),
-        )
+def front_gemm_arguments() -> tuple[tuple[str, str], ...]:
+    """The `arg_plan` of the front's GEMM."""
     return arguments(
-        ("shared_down_weight", "up_weight", "shared_act", "y_workspace"),
-        ("out", "partials", "counters", "wait_record"),
-        ("num_tokens", "out_pitch", "up_col0", *_SPLIT_PARAMETERS),
+        ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
+        ("logits", "latent", "shared_act", "partials", "counters", "wait_record"),
+        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", *_SPLIT_PARAMETERS),
+    )
+
+
+def tail_gemm_arguments(
+    norm_parameters: tuple[str, ...] = (), *, maps: tuple[str, ...] = (), plan_parameters: tuple[str, ...] = ()
+) -> tuple[tuple[str, str], ...]:
+    """The `arg_plan` of the tail's GEMM.
+
+    Parameters
+    ----------
+    norm_parameters
+        What a fused norm needs beside its buffers; empty: the norm is a launch of its own.
+    maps
+        Tensor maps beside those of the operands.
+    plan_parameters
+        What the plan decides beside the split.
+    """
+    return arguments(
+        ("shared_down_weight", "up_weight", "shared_act", "y_workspace", *maps),
+        (*(NORM_BUFFERS if norm_parameters else ()), "out", "partials", "counters", "wait_record"),
+        ("num_tokens", *norm_parameters, "out_pitch", "up_col0", *plan_parameters, *_SPLIT_PARAMETERS),
     )
 
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from cakegen.arch import ARCHITECTURES
 from cakegen.emit.decode import (
     MBARRIER_BYTES,
-    NORM_BUFFERS,
     NORM_PARAMETERS,
     WARP_THREADS,
     barrier_constants,
     norm_constants,
     template_of,
 )
-from cakegen.emit.gemm import ARRIVAL_BYTES, gemm_arguments, gemm_maps, output_constants
+from cakegen.emit.gemm import ARRIVAL_BYTES, front_gemm_arguments, gemm_maps, output_constants, tail_gemm_arguments
 from cakegen.emit.program import Constant, ProgramSpec, SharedPart
 from cakegen.errors import EmitError
 from cakegen.model import Model, PrefillRules
@@ -105,7 +104,7 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         template=template_of(model, f"{form.stage}_gemm", arch_family),
         summary=_summary(form),
         constants=constants,
-        arg_plan=_tail_arguments(form) if form.stage == "tail" else gemm_arguments(form.stage),
+        arg_plan=_arguments(form),
         tensor_maps=(*gemm_maps(rules.block_k, form), *_out_maps(form)),
         barriers=barriers,
         launch=LaunchRecord(
@@ -158,17 +157,11 @@ def _tail_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
     return constants + norm + norm_constants(model)
 
 
-def _tail_arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
-    """The shared arguments; a map of `out` where it is stored through one; the norm's, where it is fused."""
-    found = []
-    for kind, name in gemm_arguments("tail"):
-        if (kind, name) == ("buffer", "out"):
-            found += [("tma_buffer", "out")] * form.staged_store
-            found += [("buffer", buffer) for buffer in NORM_BUFFERS if form.fused_norm]
-        found.append((kind, name))
-        if name == "num_tokens" and form.fused_norm:
-            found += [("parameter", parameter) for parameter in NORM_PARAMETERS]
-    return tuple(found)
+def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
+    """With a map of `out` where it is stored through one."""
+    if form.stage == "front":
+        return front_gemm_arguments()
+    return tail_gemm_arguments(NORM_PARAMETERS if form.fused_norm else (), maps=("out",) * form.staged_store)
 
 
 def _out_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cakegen.arch import architecture
-from cakegen.emit.decode import NORM_BUFFERS, WARP_THREADS, barrier_constants, norm_constants, template_of
-from cakegen.emit.gemm import ARRIVAL_BYTES, gemm_arguments, gemm_maps, output_constants
+from cakegen.emit.decode import WARP_THREADS, barrier_constants, norm_constants, template_of
+from cakegen.emit.gemm import ARRIVAL_BYTES, front_gemm_arguments, gemm_maps, output_constants, tail_gemm_arguments
 from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import HopperPrefillRules, Model
@@ -114,17 +114,11 @@ def _norm_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
 
 
 def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
-    """The shared arguments, and the norm's where it is fused."""
-    found: list[tuple[str, str]] = []
-    for kind, name in gemm_arguments(form.stage):
-        if form.fused_norm and name == "out":
-            found += [("buffer", buffer) for buffer in NORM_BUFFERS]
-        if form.fused_norm and name == "m_tiles":
-            found += [("parameter", "norm_first_rows")]
-        found.append((kind, name))
-        if form.fused_norm and name == "num_tokens":
-            found += [("parameter", pitch) for pitch in ("routed_pitch", "y_pitch")]
-    return tuple(found)
+    if form.stage == "front":
+        return front_gemm_arguments()
+    if not form.fused_norm:
+        return tail_gemm_arguments()
+    return tail_gemm_arguments(("routed_pitch", "y_pitch"), plan_parameters=("norm_first_rows",))
 
 
 def _smem_constants(model: Model, form: GemmForm) -> tuple[tuple[Constant, ...], int]:
