@@ -11,6 +11,7 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,17 @@ class Summary:
 
 def without_folders(text: str) -> str:
     """A text without where this machine keeps the checkout, Python, its packages and temporary files."""
-    packages = Path(torch.__file__).resolve().parents[1]
-    for folder in (Path(__file__).resolve().parents[1], packages, Path(sys.prefix), Path(tempfile.gettempdir())):
+    return _without(text, _folders())
+
+
+def _folders() -> tuple[Path, ...]:
+    checkout, packages = Path(__file__).resolve().parents[1], Path(torch.__file__).resolve().parents[1]
+    return checkout, packages, Path(sys.prefix), Path(tempfile.gettempdir())
+
+
+def _without(text: str, folders: Iterable[Path]) -> str:
+    """The innermost folder goes first: an environment often lies inside the checkout."""
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
         text = text.replace(f"{folder}{os.sep}", "")
     return text
 

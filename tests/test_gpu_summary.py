@@ -6,11 +6,16 @@ import tempfile
 from pathlib import Path
 
 import torch
-from gpu_summary import without_folders
+from gpu_summary import _without, without_folders
 
 
 def test_reason_names_files_without_the_machine_s_folders() -> None:
-    here = Path(__file__).resolve()
-    text = f"{here}:7: E {Path(torch.__file__).resolve()} {tempfile.gettempdir()}/x/y.cu"
-    torch_file = Path(torch.__file__).resolve().relative_to(Path(torch.__file__).resolve().parents[1])
-    assert without_folders(text) == f"tests/{here.name}:7: E {torch_file} x/y.cu"
+    here, packages = Path(__file__).resolve(), Path(torch.__file__).resolve().parents[1]
+    text = f"{here}:7: E {packages}/torch/x.py {tempfile.gettempdir()}/x/y.cu"
+    assert without_folders(text) == f"tests/{here.name}:7: E torch/x.py x/y.cu"
+
+
+def test_an_environment_inside_the_checkout_leaves_no_folders() -> None:
+    checkout, packages = Path("/a/checkout"), Path("/a/checkout/.venv/lib/python3.12/site-packages")
+    text = f"{checkout}/tests/t.py {packages}/torch/x.py"
+    assert _without(text, (checkout, packages)) == "tests/t.py torch/x.py"
