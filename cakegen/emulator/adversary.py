@@ -20,6 +20,8 @@ _SPURIOUS = 1 / 64
 _REFUSED = 1 / 8
 # Warps whose priorities are compared at one point: all of a large grid would take long.
 _CANDIDATES = 24
+# Draws for a warp that may run, before all of a large grid are looked at.
+_TRIES = 8
 STYLES = ("starve", "priority", "starve", "even")
 # What is starved together: single warps, the warps of one role (their index in the CTA), the warps of one CTA.
 _GROUPINGS: tuple[Callable[[int], int], ...] = (
@@ -124,7 +126,7 @@ class Adversary:
         """
         candidates: Sequence[int] = range(len(ready))
         if self._style == "starve":
-            candidates = [index for index in candidates if not self._is_starved(ready[index].number)]
+            candidates = self._fed(ready)
             if not candidates and not pending:
                 candidates = range(len(ready))
         lands = pending > 0 and (
@@ -154,6 +156,14 @@ class Adversary:
         if number not in self._priorities:
             self._priorities[number] = self._random.random()
         return self._priorities[number]
+
+    def _fed(self, ready: Sequence[Numbered]) -> Sequence[int]:
+        """Warps that are not starved: one of them, drawn evenly, where a few draws find one; else all there are."""
+        for _ in range(_TRIES if ready else 0):
+            index = self._random.randrange(len(ready))
+            if not self._is_starved(ready[index].number):
+                return (index,)
+        return [index for index, warp in enumerate(ready) if not self._is_starved(warp.number)]
 
     def _is_starved(self, number: int) -> bool:
         if number not in self._starved:

@@ -35,7 +35,7 @@ def _fma_odd(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     error = (product - (total - virtual)) + (addend - virtual)
     bits = total.view(np.int64)
     inexact = (error != 0) & np.isfinite(total) & (bits & 1 == 0)
-    if inexact.any():
+    if np.count_nonzero(inexact):
         away = (error > 0) == (total > 0)
         bits = np.where(inexact, np.where(away, bits + 1, bits - 1), bits)
         total = bits.view(np.float64)
@@ -97,12 +97,15 @@ def bf16_bits(a: Lanes) -> Lanes:
     bits = a.view(np.uint32)
     rounded = (bits + _HALF_ULP + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     nan = np.isnan(a)
-    return np.where(nan, _CANONICAL_BF16_NAN, rounded) if nan.any() else rounded
+    # on 32 elements count_nonzero takes a fifth of the time of any
+    return np.where(nan, _CANONICAL_BF16_NAN, rounded) if np.count_nonzero(nan) else rounded
 
 
 def bf16_pair(high: Lanes, low: Lanes) -> Lanes:
     """`cvt.rn.bf16x2.f32`: the first source goes to the upper half."""
-    return (bf16_bits(high) << np.uint32(16)) | bf16_bits(low)
+    # both in one go: with so few lanes what costs is the number of numpy's calls
+    both = bf16_bits(np.concatenate((high, low)))
+    return (both[: high.size] << np.uint32(16)) | both[high.size :]
 
 
 def bf16_single(a: Lanes) -> Lanes:

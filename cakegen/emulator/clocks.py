@@ -239,7 +239,7 @@ class Clocks:
 
     def _add_reader(self, thread: Thread, number: int, reads: Array, rows: Array) -> None:
         before = reads[rows]
-        sets = set(before.ravel().tolist())
+        sets = _distinct(before)
         if len(sets) == 1:
             reads[rows] = self._readers.add(sets.pop(), number, thread.clock)
             return
@@ -315,10 +315,14 @@ class Clocks:
 
 def _distinct(numbers: Array) -> set[int]:
     if numbers.size > _MANY:
-        low, high = numbers.min(), numbers.max()
-        if low == high or ((numbers == low) | (numbers == high)).all():
-            return {int(low), int(high)}
-        return set(np.unique(numbers).tolist())
+        first = numbers.item(0)
+        others = numbers[numbers != first]
+        if not others.size:
+            return {first}
+        second = others.item(0)
+        if (others == second).all():
+            return {first, second}
+        return set(np.unique(others).tolist()) | {first}
     return set(numbers.ravel().tolist())
 
 

@@ -26,7 +26,8 @@ from cakegen.emulator.tensor_core import multiply_add_hopper
 from cakegen.emulator.tensor_view import MapRecord, TensorView, view_tensor
 from cakegen.emulator.translate import EXIT, Program, needs_convergence
 from cakegen.emulator.warp import Strand, Warp
-from cakegen.emulator.wgmma import Product, TileTable, WgmmaUnit
+from cakegen.emulator.wgmma import Product, WgmmaUnit
+from cakegen.emulator.wgmma_operands import TileTable
 from cakegen.errors import EmulationError
 
 Array = NDArray[Any]
@@ -348,7 +349,7 @@ class Machine:
             members = instruction.operands[-1]
             if instruction.root in ("shfl", "vote", "elect") or instruction.parts[1:2] == ("warp",):
                 wanted = wanted & self._member_lanes(members, strand)
-        return not (wanted & ~strand.mask).any()
+        return not np.count_nonzero(wanted & ~strand.mask)
 
     def _member_lanes(self, operand: Any, strand: Strand) -> Array:
         value = operand.value if isinstance(operand, Immediate) else 0xFFFFFFFF

@@ -35,6 +35,8 @@ OFFSET_MASK = (1 << RANK_SHIFT) - 1
 SHARED_WINDOW = 1 << 60
 PARAM_WINDOW = 2 << 60
 _POISON = 0xA5
+# Eight bytes of the shadow, all of them written.
+_WRITTEN = np.uint64(0x0101010101010101)
 
 
 @dataclass(eq=False)
@@ -232,6 +234,7 @@ class SharedMemory:
         size = -(-num_bytes // 1024) * 1024
         self.data = np.full(size, _POISON, np.uint8)
         self.valid = np.zeros(size, np.uint8)
+        self._valid_words = self.valid.view(_WRITTEN.dtype).reshape(-1, GRANULE // 8)
         self.pending_writes = np.zeros(size // GRANULE, np.int16)
         self.pending_reads = np.zeros(size // GRANULE, np.int16)
         self.barriers: dict[int, MBarrier] = {}
@@ -331,7 +334,7 @@ class SharedMemory:
         if np.count_nonzero(self.pending_writes[granules]):
             bad = int(granules[self.pending_writes[granules] != 0][0]) * GRANULE - SHARED_START
             raise Fault("pending-write", f"{what} reads shared offset {bad} while a copy still writes to it")
-        if whole and not self.views(GRANULE)[1][granules].all():
+        if whole and np.count_nonzero(self._valid_words[granules] != _WRITTEN):
             self._refuse_unwritten(granules * GRANULE, GRANULE, what)
         # a granule is in the list once
         self.pending_reads[granules] += 1

@@ -142,6 +142,8 @@ class _BlockWriter:
         self._divergent = divergent
         self._text: list[str] = []
         self._lines: list[int] = []
+        # whether a wgmma was written whose read of its operands is still to come (`WgmmaUnit.flush`)
+        self._flush = False
 
     def write(self) -> Block:
         index = self._start
@@ -173,8 +175,17 @@ class _BlockWriter:
         return not at_end and self._divergent and needs_convergence(self._kernel.instructions[index])
 
     def _line(self, index: int, text: str) -> None:
+        is_return = text.startswith("return")
+        if self._flush and (is_return or not self._touches_registers_only(self._kernel.instructions[index])):
+            text = f"w.wgmma.flush(); {text}"
+            self._flush = False
         self._text.append(text)
         self._lines.append(index)
+
+    def _touches_registers_only(self, instruction: Instruction) -> bool:
+        root = instruction.root
+        is_product = instruction.parts[:2] == ("wgmma", "mma_async")
+        return is_product or root == "mov" or root in _NO_EFFECT or self._writer.knows(root)
 
     def _control(self, index: int, instruction: Instruction) -> bool:
         """Write a branch or an exit; False for anything else."""
@@ -370,6 +381,7 @@ class _BlockWriter:
         if mask not in ("None", "m"):
             raise self._writer.refuse(instruction)
         self._program.scope["I"][index] = decode_wgmma(instruction)
+        self._flush = True
         return f"w.wgmma.issue(I[{index}], R, {index})"
 
 

@@ -1,4 +1,4 @@
-"""wgmma of one warp: descriptors, chains of accumulators in flight, groups. Imports faults, memory, tensor_core, ptx.
+"""wgmma of one warp: descriptors, chains of accumulators in flight, groups. Imports faults, ptx, wgmma_operands.
 
 A warp computes its own 16 of the 64 rows. Between the instruction and the wait that covers its group, the accumulator
 registers are in flight (reading one is a fault), and the operands in shared memory are held: a write to them is a
@@ -14,21 +14,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.faults import Fault
-from cakegen.emulator.memory import GRANULE
+from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.ptx import Immediate, Instruction, Register, Vector
+from cakegen.emulator.wgmma_operands import Tile, decode_descriptor
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
-    from cakegen.emulator.memory import SharedMemory
-    from cakegen.emulator.thread import Thread
     from cakegen.emulator.warp import Warp
 
 Array = NDArray[Any]
-
-_DESCRIPTOR_FIELDS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62
-_SWIZZLE_128B = 1
-_ATOM_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -117,13 +111,20 @@ class Chain:
 
 @dataclass(eq=False)
 class Product:
-    """One issued wgmma of a warp."""
+    """One issued wgmma of a warp: the instruction of an index."""
 
     chain: Chain
     form: WgmmaForm
-    a_elements: Array
-    b_elements: Array
-    held: tuple[Array, Array]
+    tile: Tile
+    index: int
+
+
+@dataclass(eq=False)
+class Group:
+    """Products that one `wgmma.commit_group` commits, and the granules of shared memory that they hold."""
+
+    products: list[Product] = field(default_factory=list)
+    held: list[Array] = field(default_factory=list)
 
 
 class WgmmaUnit:
@@ -132,8 +133,9 @@ class WgmmaUnit:
     def __init__(self, warp: Warp) -> None:
         self._warp = warp
         self._chains: dict[tuple[int, ...], Chain] = {}
-        self._uncommitted: list[Product] = []
-        self._groups: list[list[Product]] = []
+        self._fresh: list[Product] = []
+        self._uncommitted = Group()
+        self._groups: list[Group] = []
         self._issued = 0
         self._fenced: dict[int, Any] = {}
         self._slot = -1
@@ -143,12 +145,12 @@ class WgmmaUnit:
     @property
     def in_flight(self) -> bool:
         """Whether anything was issued that no wait has covered."""
-        return bool(self._uncommitted or self._groups)
+        return bool(self._uncommitted.products or self._groups)
 
     @property
     def unfinished(self) -> int:
         """Products that were issued and that no wait has covered."""
-        return len(self._uncommitted) + sum(len(group) for group in self._groups)
+        return sum(len(group.products) for group in (*self._groups, self._uncommitted))
 
     def fence(self, R: list[Any]) -> None:
         """`wgmma.fence`: what registers hold now is there for the wgmmas that follow."""
@@ -156,33 +158,59 @@ class WgmmaUnit:
             self._fenced = {index: R[index] for index in self._warp.machine.program.accumulators}
 
     def issue(self, form: WgmmaForm, R: list[Any], index: int) -> None:
-        """`wgmma.mma_async`, the instruction of that index."""
+        """`wgmma.mma_async`, the instruction of that index; `flush` must follow before anything else touches memory."""
         warp, form = self._warp, form.at(R)
         shared = warp.cta.shared
-        a = _descriptor(R[form.a], "a")
-        b = _descriptor(R[form.b], "b")
+        a = decode_descriptor(R[form.a], "a")
+        b = decode_descriptor(R[form.b], "b")
         warp.cta.match_warpgroup(warp, self._issued, (form.instruction.place.ptx_line, a, b))
         self._issued += 1
-        a_elements, a_granules = warp.machine.tiles.operand(*a, 16 * (warp.index % 4), 16, shared)
-        b_elements, b_granules = warp.machine.tiles.operand(*b, 0, form.n, shared)
-        for granules in (a_granules, b_granules):
-            shared.begin_read(granules, "wgmma")
-            if warp.thread is not None:
-                self._check_read(warp.thread, index, granules)
-        chain = self._chain(form, R)
-        product = Product(chain, form, a_elements, b_elements, (a_granules, b_granules))
-        chain.pending.append(product)
-        self._uncommitted.append(product)
-        warp.machine.schedule_product(self, product)
+        tile = warp.machine.tiles.tile(a, b, warp.index % 4, form.n, shared)
+        self._fresh.append(Product(self._chain(form, R), form, tile, index))
 
-    def _check_read(self, thread: Thread, index: int, granules: Array) -> None:
+    def flush(self) -> None:
+        """What was issued since the last flush begins to read shared memory, all of it at once.
+
+        Raises
+        ------
+        Fault
+            What it reads is not there, is still being written, or nothing orders the read behind the write.
+        """
+        fresh, self._fresh = self._fresh, []
+        if not fresh:
+            return
+        granules = self._warp.machine.tiles.union(tuple(product.tile for product in fresh))
+        try:
+            self._hold(granules, fresh[0].index)
+        except Fault:
+            for product in fresh:
+                self._hold_alone(product)
+            raise
+        self._uncommitted.held.append(granules)
+        for product in fresh:
+            product.chain.pending.append(product)
+            self._uncommitted.products.append(product)
+            self._warp.machine.schedule_product(self, product)
+
+    def _hold_alone(self, product: Product) -> None:
+        """As of several, so that a fault names the product."""
+        try:
+            self._hold(product.tile.granules, product.index)
+        except Fault as fault:
+            raise fault.at(Where(product.form.instruction, self._warp.cta.index, self._warp.index, "0-31")) from None
+
+    def _hold(self, granules: Array, index: int) -> None:
         """A wgmma reads shared memory by the asynchronous proxy; its group counts on the warp's own unit."""
+        shared, thread = self._warp.cta.shared, self._warp.thread
+        shared.begin_read(granules, "wgmma")
+        if thread is None:
+            return
         clocks = thread.clocks
         if self._slot < 0:
             self._slot = clocks.add_unit(self._warp.cta.index)
         if not self._access:
             self._access = clocks.begin(thread.at(index, None), "wgmma", self._slot, self._committed + 1)
-        clocks.begin_read(thread, self._access, clocks.shadow(self._warp.cta.shared), granules)
+        clocks.begin_read(thread, self._access, clocks.shadow(shared), granules)
 
     def _check_registers(self, form: WgmmaForm, R: list[Any]) -> None:
         """A new accumulator held its values at the last `wgmma.fence` (PTX ISA 9.7.15.7.1), or a source of a move did.
@@ -220,27 +248,27 @@ class WgmmaUnit:
             first = pending.pop(0)
             elements = self._warp.cta.shared.data.view(np.uint16)
             sums = first.chain.sums if first.form.accumulate else np.zeros_like(first.chain.sums)
-            first.chain.sums = self._warp.machine.multiply_add(
-                elements[first.a_elements], elements[first.b_elements], sums
-            )
+            first.chain.sums = self._warp.machine.multiply_add(elements[first.tile.a], elements[first.tile.b], sums)
 
     def commit(self) -> None:
         """`wgmma.commit_group`."""
+        self.flush()
         self._groups.append(self._uncommitted)
         self._committed += 1
         self._access = 0
-        self._uncommitted = []
+        self._uncommitted = Group()
 
     def wait(self, pending_groups: int, R: list[Any]) -> None:
         """`wgmma.wait_group`: all but the newest groups are complete, and free what they held."""
         while len(self._groups) > pending_groups:
-            for product in self._groups.pop(0):
+            group = self._groups.pop(0)
+            for product in group.products:
                 self.execute(product)
-                for granules in product.held:
-                    self._warp.cta.shared.end_read(granules)
+            for granules in group.held:
+                self._warp.cta.shared.end_read(granules)
         if self._warp.thread is not None and self._slot >= 0:
             self._warp.thread.learn(self._slot, self._committed - len(self._groups))
-        live = {id(product.chain) for group in (*self._groups, self._uncommitted) for product in group}
+        live = {id(product.chain) for group in (*self._groups, self._uncommitted) for product in group.products}
         for key, chain in list(self._chains.items()):
             if id(chain) not in live:
                 self._write_back(chain, R)
@@ -252,58 +280,6 @@ class WgmmaUnit:
                 raise Fault("pending-write", "an accumulator register was written while its wgmma was in flight")
             R[index] = values
             self._fenced[index] = values
-
-
-def _descriptor(lanes: Array, name: str) -> tuple[int, int, int]:
-    """(start, stride between 8-row groups, row of the pattern's start) of a K-major operand with the 128-byte swizzle.
-
-    The first two in bytes. The third is the base offset: in which 128-byte row of 1024 bytes the pattern starts.
-    """
-    value = int(lanes[0])
-    if lanes.tobytes() != value.to_bytes(8, "little") * 32:
-        raise Fault("descriptor", f"the lanes of a warp disagree on the descriptor of {name}")
-    if value & ~_DESCRIPTOR_FIELDS:
-        raise Fault("descriptor", f"descriptor of {name} {value:#018x} sets reserved bits")
-    start, stride = (value & 0x3FFF) << 4, (value >> 32 & 0x3FFF) << 4
-    if value >> 62 != _SWIZZLE_128B:
-        raise EmulationError(f"descriptor of {name} {value:#018x}: only the 128-byte swizzle (code 1) is modelled")
-    base = value >> 49 & 7
-    row = ((start >> 7) - base) % 8
-    if row or start % 32:
-        raise Fault(
-            "descriptor",
-            f"descriptor of {name}: start {start:#x}, base offset {base} lies in row {row} of its 1024-byte atom at "
-            f"byte {start % 128}; a tile starts in row 0, at a multiple of 32",
-        )
-    if stride == 0 or stride % _ATOM_BYTES:
-        raise Fault("descriptor", f"descriptor of {name}: stride {stride} between 8-row groups is no multiple of 1024")
-    return start, stride, base
-
-
-class TileTable:
-    """Where the elements of operands lie in shared memory, computed once a descriptor and rows."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int, int, int], tuple[Array, Array]] = {}
-
-    def operand(
-        self, start: int, stride: int, base: int, row: int, rows: int, shared: SharedMemory
-    ) -> tuple[Array, Array]:
-        """(`[rows, 16]` indices of bf16 elements, granules) of rows from `row` on.
-
-        The offset of an element is `row % 8 * 128 + row / 8 * stride + k * 2` from the start; bits 4 to 6 of the sum
-        are then xored with bits 7 to 9 less the base offset (PTX ISA 9.7.15.5.1.2; docs/hopper-answers.md).
-        """
-        key = (start, stride, base, row, rows)
-        if key not in self._known:
-            r = np.arange(row, row + rows)[:, None]
-            linear = start + r % 8 * 128 + r // 8 * stride + np.arange(16)[None, :] * 2
-            swizzled = linear ^ (((linear >> 7) - base & 7) << 4)
-            self._known[key] = swizzled // 2, np.unique(swizzled // GRANULE)
-        elements, granules = self._known[key]
-        if int(granules[-1]) * GRANULE >= shared.num_bytes:
-            raise Fault("descriptor", f"an operand at {start:#x} ends behind the CTA's {shared.num_bytes:#x} bytes")
-        return elements, granules
 
 
 def _to_matrix(registers: Array) -> Array:

@@ -205,7 +205,8 @@ def test_lanes_that_wait_for_each_other_at_different_places(launch: Launch, arra
     assert "lanes 16-31" in str(fault)
 
 
-def test_store_over_what_a_wgmma_may_still_read(launch: Launch, array: Make) -> None:
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_store_over_what_a_wgmma_may_still_read(launch: Launch, array: Make, is_committed: bool) -> None:
     body = """
         for (u32 i = t; i < 1024; i += 128) st_shared_v4(smem + 1024 + i % 448 * 16, Vec4{0, 0, 0, 0});
         fence_proxy_async_shared();
@@ -217,12 +218,33 @@ def test_store_over_what_a_wgmma_may_still_read(launch: Launch, array: Make) -> 
         st_shared_v4(smem + 1024 + t * 16, Vec4{0, 0, 0, 0});
         wgmma_wait_group<0>();
         out[t % 64] = d[0];"""
+    if not is_committed:
+        body = body.replace("wgmma_commit_group();", "").replace("wgmma_wait", "wgmma_commit_group(); wgmma_wait")
     body = body.replace("smem + 1024", "at").replace("for (u32", "const u32 at = smem + 1024; for (u32", 1)
     out, record = array(np.zeros(64), np.uint32), array(np.full(16, 1 << 60), np.uint64)
     source = f"{KERNEL}(u32* out, u64* record) {{ {SETUP} {body} }}".replace("% 448", "% 512")
     fault = fault_of(launch, source, out, record, smem=16384, block=128)
     assert fault.kind == "pending-read"
     assert "while an asynchronous operation may still read it" in str(fault)
+
+
+def test_fault_of_one_wgmma_of_a_group_names_it(launch: Launch, array: Make) -> None:
+    body = """
+        for (u32 i = t; i < 512; i += 128) st_shared_v4(smem + 1024 + i * 16, Vec4{0, 0, 0, 0});
+        fence_proxy_async_shared();
+        __syncthreads();
+        float d[4] = {}, e[8] = {};
+        wgmma_fence();
+        wgmma_m64_k16<8>(d, wgmma_descriptor(smem + 1024), wgmma_descriptor(smem + 1024));
+        wgmma_m64_k16<16>(e, wgmma_descriptor(smem + 1024), wgmma_descriptor(smem + 10240));
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+        out[t % 64] = __float_as_uint(d[0] + e[0]);"""
+    fault = with_record(launch, array, body, block=128, smem=16384)
+    assert fault.kind == "unwritten-read"
+    assert "shared offset 10240, which nothing has written" in str(fault)
+    assert fault.where is not None
+    assert fault.where.instruction.opcode.startswith("wgmma.mma_async.sync.aligned.m64n16k16")
 
 
 @pytest.mark.parametrize(
