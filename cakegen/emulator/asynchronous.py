@@ -101,7 +101,7 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
     done = np.zeros(32, np.bool_)
     blocking = None
     completed: list[MBarrier] = []
-    for address, parity in {(int(addresses[lane]), int(parities[lane])) for lane in np.flatnonzero(active)}:
+    for address, parity in set(zip(addresses[active].tolist(), parities[active].tolist(), strict=True)):
         cta, offset = locate(strand, address, False)
         barrier = barrier_at(cta, offset)
         here = (addresses == np.uint32(address)) & (parities == np.uint32(parity))
@@ -114,12 +114,12 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
         blocking = blocking if passed else barrier
     if machine.adversary.fails_spuriously():
         done[:] = False
-    elif not (done & active).any() and blocking is not None and "try_wait" in instruction.parts:
+    elif not np.count_nonzero(done & active) and blocking is not None and "try_wait" in instruction.parts:
         strand.pc -= 1
         park(strand, blocking.waiters, _Wait(blocking, parities, active))
         return
     thread = strand.warp.thread
-    if thread is not None and done.any():
+    if thread is not None and np.count_nonzero(done):
         # a relaxed wait orders nothing, unless a fence follows (PTX ISA 9.7.13.15.16, 8.8)
         take = thread.observe if "relaxed" in instruction.parts else thread.acquire
         for barrier in completed:

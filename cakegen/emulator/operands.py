@@ -54,8 +54,7 @@ def read_address(strand: Strand, operand: Operand, kind: str) -> Array:
         base = read_lanes(strand, operand.base, kind)
     else:
         base = strand.warp.symbol(operand.base.name).astype(kind)
-    address: Array = base + np.array(operand.offset).astype(kind)
-    return address
+    return base + np.array(operand.offset).astype(kind) if operand.offset else base
 
 
 def write_lanes(strand: Strand, operand: Operand, active: Array, values: Array) -> None:

@@ -47,7 +47,7 @@ def execute(machine: Machine, strand: Strand, instruction: Instruction, where: W
     """
     active = active_lanes(strand, instruction)
     strand.pc += 1
-    if not active.any():
+    if not np.count_nonzero(active):
         return
     root = instruction.root
     if root in _RELEASING and "relaxed" not in instruction.parts:

@@ -50,7 +50,12 @@ class Strand:
 
     def lanes(self) -> str:
         """Its lanes in words."""
-        return lanes_text([int(lane) for lane in np.flatnonzero(self.mask)])
+        return _lanes_of(self.mask.tobytes())
+
+
+@functools.lru_cache(maxsize=1024)
+def _lanes_of(mask: bytes) -> str:
+    return lanes_text([lane for lane, is_active in enumerate(mask) if is_active])
 
 
 class Warp:
