@@ -231,8 +231,9 @@ def read_results(path: Path) -> Results:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise BenchError(f"{path}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BenchError(f"{path}: {reason}; `cakegen bench` writes results.jsonl files") from None
     objects = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not objects or objects[0].get("kind") != "header" or objects[0].get("schema") != SCHEMA:
         raise BenchError(f"{path}: must begin with a header of schema {SCHEMA}; `cakegen bench` writes such files")

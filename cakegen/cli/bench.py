@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cakegen.cli.options import refuse_ignored
+
 if TYPE_CHECKING:
     from cakegen.bench.records import Results
 
 _TABLE_FILE = "table.txt"
+_OF_A_RUN = (
+    *("table", "stages", "tps", "tokens", "repeats", "rivals"),
+    *("with_libraries", "libraries", "search", "chains", "host", "seed"),
+)
 
 
 @click.command("bench")
@@ -72,6 +78,11 @@ def bench_command(
     from cakegen.bench.rows import select_rows
     from cakegen.registry import load_registry
 
+    if recorded is not None:
+        refuse_ignored("says what to measure; --from measures nothing", *_OF_A_RUN)
+    elif not (with_libraries and rivals):
+        why = "is of chains with a library's GEMMs, which --no-libraries and --no-rivals leave out"
+        refuse_ignored(why, "libraries", "search")
     registry = load_registry(export)
     decode_max_tokens = registry.model.decode.max_tokens
     # read first: a file that can't be read should not cost a run

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cakegen.cli.options import refuse_ignored
+
 if TYPE_CHECKING:
     from cakegen.cli.compile import Job
 
@@ -30,6 +32,8 @@ def bundle_command(
     from cakegen.cli.compile import select_jobs
     from cakegen.registry import load_registry
 
+    if check:
+        refuse_ignored("is of a compilation; --check compiles nothing", "jobs")
     registry = load_registry(export)
     selected = select_jobs(registry, keys, arches)
     if check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,8 @@ def prune_command(days: float | None, max_size: str | None, dry_run: bool) -> No
     from cakegen.compile import cache_root
     from cakegen.compile.inventory import prune_cache
 
+    if days is not None and math.isnan(days):
+        raise click.BadParameter("nan is no number of days", param_hint="--older-than")
     most_bytes = None if max_size is None else parse_size(max_size)
     pruned = prune_cache(older_than_days=days, most_bytes=most_bytes, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"

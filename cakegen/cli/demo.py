@@ -25,7 +25,15 @@ _EMULATED_TOKENS = 8
 
 @click.command("demo")
 @click.option("--tp", default=8, show_default=True, help="Tensor-parallel degree; the demo is rank 0 of it.")
-@click.option("--tokens", "token_counts", multiple=True, type=int, default=(1, 16, 128, 1024), show_default=True)
+@click.option(
+    "--tokens",
+    "token_counts",
+    multiple=True,
+    type=int,
+    default=(1, 16, 128, 1024),
+    show_default=True,
+    help=f"To plan for, and to run on a GPU; may be repeated. Without one, T = {_EMULATED_TOKENS} is emulated.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs to compile at once; by default one a processor.")
 def demo_command(tp: int, token_counts: tuple[int, ...], jobs: int | None) -> None:
     """Check the generated tree, plan, compile every program, and run front and tail: on a GPU, else emulated."""

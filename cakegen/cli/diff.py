@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cakegen.cli.options import refuse_ignored
+
 if TYPE_CHECKING:
     from cakegen.review import CostChange, ExportReview, Tree
 
@@ -49,6 +51,10 @@ def diff_command(
     from cakegen import review
     from cakegen.review.trees import resolve_revision
 
+    if style != "markdown":
+        refuse_ignored("is of --format markdown; the others show everything", "limit")
+    if not compiled:
+        refuse_ignored("is of a compilation, which --no-compile leaves out", "jobs")
     folder = _trees_folder(trees)
     revision = resolve_revision(folder, base, merge_base=merge_base)
     old, new = _selected(review.read_revision(folder, revision), review.read_trees(folder), exports)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cakegen.cli.options import refuse_ignored
+
 if TYPE_CHECKING:
     from cakegen.emulator import Options
     from cakegen.emulator.cases import Case, CaseReport
@@ -110,14 +112,21 @@ def emulate_command(
     from cakegen.emulator.cases import ARCH
     from cakegen.registry import load_registry
 
+    if schedule != "random":
+        refuse_ignored("is of --schedule random; the others have no seeds", "seed", "count")
     seeds = range(seed, seed + (count if schedule == "random" else 1))
     options = Options(schedule, 0, arithmetic, not no_checks, tensor_order=tensor_order, scopes=scopes)
     schedules = [replace(options, seed=each) for each in seeds]
     if any(files[name] for name in ("ptx", "cuda", "launch")):
         if (key, stage, tp, tokens, trace_file, timeline_file) != (None,) * 6:
             raise click.UsageError("--launch says what to run; no KEY, --stage, --tp, --tokens, --trace or --timeline")
+        refuse_ignored(
+            "is of a request of an export; --launch says what to run", "partials", "rank", "sm_count", "export"
+        )
+        if files["ptx"]:
+            refuse_ignored("is of --cuda; PTX names its target itself", "arch", "include", "nvrtc_options")
         click.get_current_context().exit(run_files(FileRequest(arch=arch or ARCH, **files), schedules))
-    _refuse_ignored(("entry", "out", "include", "nvrtc_options"), "is of --launch, which is not there")
+    refuse_ignored("is of --launch, which is not there", "entry", "out", "include", "nvrtc_options")
     registry = load_registry(export)
     if stage is None or tp is None or tokens is None:
         case = _case_of_key(registry, key, arch, (stage, tp, tokens))
@@ -135,19 +144,9 @@ def _case_of_key(registry: Registry, key: str | None, arch: str | None, request:
         raise click.UsageError("give a KEY, or --stage, --tp and --tokens")
     if any(each is not None for each in request):
         raise click.UsageError(_NOT_BOTH)
-    _refuse_ignored(("partials", "rank", "sm_count"), "is of --stage, --tp and --tokens; KEY finds its own request")
+    refuse_ignored("is of --stage, --tp and --tokens; KEY finds its own request", "partials", "rank", "sm_count")
     arches = registry.program(key).arches if key in registry.kernels else (ARCH,)
     return find_case(registry, key, arch or arches[0])
-
-
-def _refuse_ignored(names: Sequence[str], why: str) -> None:
-    """Refuse options that were given and would change nothing."""
-    from click.core import ParameterSource
-
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{parameter.opts[0]} {why}")
 
 
 def _case_of_request(

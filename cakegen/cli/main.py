@@ -52,16 +52,26 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise  # who reads our output has enough; click ends quietly
-        except (CakeError, ModuleNotFoundError, OSError) as error:
-            click.echo(f"cakegen: {error}", err=True)
+        except (CakeError, ImportError, OSError) as error:
+            click.echo(f"cakegen: {_words(error)}", err=True)
             ctx.exit(1)
+
+
+def _words(error: Exception) -> str:
+    """An error's message; of a file, its name and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _unavailable(name: str, reason: str) -> click.Command:
     def refuse() -> None:
         raise click.ClickException(f"`cakegen {name}` can't be loaded: {reason}. Install what it needs.")
 
-    return click.Command(name, callback=refuse, help=f"(can't be loaded: {reason})", add_help_option=False)
+    # whatever else the line says, the reason is the answer
+    lenient = {"ignore_unknown_options": True, "allow_extra_args": True}
+    summary = f"(can't be loaded: {reason})"
+    return click.Command(name, lenient, callback=refuse, help=summary, add_help_option=False)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cakegen.cli.options import refuse_ignored
+
 if TYPE_CHECKING:
     from cakegen.emulator.mutation.sequences import SequenceTarget
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 _FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+_OF_FILES = ("ptx", "cuda", "launch", "entry", "include", "nvrtc_options")
 
 
 @click.command("mutate")
@@ -78,6 +81,7 @@ def mutate_command(
     from cakegen.emulator.mutation.campaign import Campaign, choose_keys, run_campaign
     from cakegen.emulator.mutation.operators import OPERATORS
 
+    _refuse_unused(choose, only_table, any(files[name] for name in ("ptx", "cuda", "launch")))
     if choose:
         with _progress("programs") as advance:
             chosen = choose_keys(export, arch, jobs, lambda done, total: advance(done, total, ""))
@@ -96,6 +100,20 @@ def mutate_command(
         with _progress("sites") as advance:
             run_campaign(campaign, out, jobs, lambda done, total, entry: advance(done, total, _last(entry)))
     show_results(out, explained, survivors)
+
+
+def _refuse_unused(choose: bool, only_table: bool, of_files: bool) -> None:
+    """Refuse options that the way in which the command runs leaves without an effect."""
+    of_a_run = ("keys", "seeds", "attempts", "operators", *_OF_FILES)
+    if choose:
+        why = "is of a run; --choose runs no mutants"
+        refuse_ignored(why, "out", "explained", "programs", "survivors", "only_table", *of_a_run)
+    elif only_table:
+        refuse_ignored("is of a run; --table runs nothing", *of_a_run)
+    elif of_files:
+        refuse_ignored("is of KEYs; --launch says what to run", "export")
+    else:
+        refuse_ignored("is of --launch, which is not there", *_OF_FILES)
 
 
 def _sequences(
@@ -130,10 +148,19 @@ def _sequences(
 
 
 def _keys(keys: tuple[str, ...], programs: Path | None) -> tuple[str, ...]:
-    listed = programs.read_text(encoding="utf-8").split() if programs is not None else []
+    listed = _listed(programs) if programs is not None else []
     if not keys and not listed:
         raise click.UsageError("give KEYs or --programs; `cakegen mutate --choose` prints a good set")
     return (*keys, *listed)
+
+
+def _listed(programs: Path) -> list[str]:
+    try:
+        return programs.read_text(encoding="utf-8").split()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"{programs}: is no text ({error}); --programs names a file of keys, one a line"
+        ) from None
 
 
 def _last(entry: dict[str, Any] | None) -> str:

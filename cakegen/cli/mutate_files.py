@@ -52,5 +52,5 @@ def _sources(request: FileRequest, names: set[str]) -> dict[str, tuple[str, ...]
         for name in names - set(found):
             path = Path(folder) / name
             if path.is_file():
-                found[name] = tuple(path.read_text(encoding="utf-8").splitlines())
+                found[name] = tuple(path.read_text(encoding="utf-8", errors="replace").splitlines())
     return found

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cakegen.cli.options import refuse_ignored
+
 if TYPE_CHECKING:
     from cakegen.measured import MeasuredTable, Verdict
     from cakegen.model import DeviceFacts, Model
@@ -51,6 +53,8 @@ def plan_command(
     from cakegen.registry import load_registry
 
     counts = parse_tokens(tokens)
+    if len(counts) > 1 and not as_json:
+        refuse_ignored("is looked up for one token count; for a range take --json", "table_file")
     device = _device_facts(arch, sm_count, resident_pairs)
     model = load_registry(export).model
     plans = (plan_route(model, stage=stage, tp=tp, tokens=count, partials=partials, device=device) for count in counts)
@@ -73,15 +77,19 @@ def parse_tokens(text: str) -> range:
     Raises
     ------
     click.BadParameter
-        It is neither, or the range is empty.
+        It is neither, or the range is empty, or a count is more than kernels can hold.
     """
-    first, _, last = text.partition(":")
+    from cakegen.arch import INT32_MAX
+
+    first, colon, last = text.partition(":")
     try:
-        counts = range(int(first), int(last or first) + 1)
+        counts = range(int(first), int(last if colon else first) + 1)
     except ValueError:
         raise click.BadParameter(f"{text!r} is neither a count nor FIRST:LAST", param_hint="--tokens") from None
     if not counts:
         raise click.BadParameter(f"{text!r} holds no count: {first} > {last}", param_hint="--tokens")
+    if counts[-1] > INT32_MAX:
+        raise click.BadParameter(f"{text!r}: kernels count tokens in int32, up to {INT32_MAX}", param_hint="--tokens")
     return counts
 
 
@@ -113,13 +121,27 @@ def plan_literal(plan: Plan, partials: int) -> dict[str, object]:
 
 
 def _tables(file: Path | None, export: str, device: DeviceFacts) -> tuple[MeasuredTable, ...]:
-    """Tables of devices like this one: the named file's, or the export's."""
+    """Tables of devices like this one: the named file's, or the export's.
+
+    Raises
+    ------
+    BenchError
+        The named table can't be read, or is of another device.
+    """
     from cakegen.arch import architecture
+    from cakegen.errors import BenchError
     from cakegen.measured import read_table, tables_of
 
     suffix = architecture(device.arch).key_suffix
-    found = tables_of(export) if file is None else (read_table(file),)
-    return tuple(table for table in found if table.covers(device.sm_count, suffix))
+    if file is None:
+        return tuple(table for table in tables_of(export) if table.covers(device.sm_count, suffix))
+    table = read_table(file)
+    if not table.covers(device.sm_count, suffix):
+        raise BenchError(
+            f"{file}: measured on {table.device} with {table.sm_count} SMs; the plan is for {device.sm_count} SMs of"
+            f" {device.arch}. Choose the device by --arch and --sm-count, or name another table"
+        )
+    return (table,)
 
 
 def _judge(plan: Plan, table: MeasuredTable) -> Verdict:

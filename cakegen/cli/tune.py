@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cakegen.cli.bench import fresh_folder
+from cakegen.cli.options import refuse_ignored
 
 if TYPE_CHECKING:
     from cakegen.measured import MeasuredTable
@@ -44,6 +45,8 @@ def tune_command(
     from cakegen.bench.tune import table_of, write_table
     from cakegen.registry import load_registry
 
+    if recorded is not None:
+        refuse_ignored("is of a run; --from measures nothing", "rows", "folder", "repeats")
     registry = load_registry(export)
     # before a run that takes minutes
     _check_writable(file)

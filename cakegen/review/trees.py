@@ -102,7 +102,13 @@ def resolve_revision(folder: Path, named: str, *, merge_base: bool = False) -> R
     ReviewError
         No git, no repository, no such revision, or no common history.
     """
-    commit = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}").decode().strip()
+    try:
+        commit = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}").decode().strip()
+    except ReviewError as error:
+        raise ReviewError(
+            f"{named!r} names no commit ({error}). Name a branch, a tag or a commit of the repository that holds"
+            f" {folder}"
+        ) from None
     if not merge_base:
         return Revision(commit, named)
     try:

@@ -98,6 +98,14 @@ def test_against_prints_the_change_of_each_row(tmp_path: Path) -> None:
     assert "-10.0 %  FASTER" in result.stdout
 
 
+def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(b"\xff\xfe")
+    result = CliRunner().invoke(main, ["bench", "--from", str(file)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"cakegen: {file}: 'utf-8' codec can't decode byte 0xff")
+
+
 @pytest.mark.parametrize("wrong", ["row", "chain"])
 def test_wrong_result_is_exit_status_1(tmp_path: Path, wrong: str) -> None:
     row = dataclasses.replace(recorded_row(), status="wrong" if wrong == "row" else "timed", problem="y differs")

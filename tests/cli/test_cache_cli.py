@@ -78,6 +78,13 @@ def test_size_that_is_none_is_refused(folder: Path, text: str) -> None:
     assert "is no size" in result.stderr
 
 
+def test_age_that_is_no_number_is_refused(folder: Path) -> None:
+    result = cache("prune", "--older-than", "nan")
+    assert result.exit_code == 2
+    assert "nan is no number of days" in result.stderr
+    assert len(list(folder.rglob("*.cubin"))) == 2
+
+
 def test_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CAKEGEN_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -101,7 +101,7 @@ def test_diff_shows_one_export_of_several(trees: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--base", "nowhere"), "git rev-parse failed: "),
+        (("--base", "nowhere"), "'nowhere' names no commit ("),
         (("--export", "large"), "no tree 'large' on either side; there is: small"),
         (("--no-compile", "--out", "/proc/none/review.html"), "/proc/none/review.html: can't be written"),
     ],

@@ -202,7 +202,10 @@ def test_command_that_can_not_be_loaded_breaks_no_other(monkeypatch: pytest.Monk
     listing = run("--help")
     assert listing.exit_code == 0
     assert "can't be loaded: No module named 'cakegen.cli.absent'" in " ".join(listing.output.split())
-    assert run("plan").exit_code == 1
+    for line in (["plan"], ["plan", "--tp", "8", "more"]):
+        refused = run(*line)
+        assert refused.exit_code == 1
+        assert "`cakegen plan` can't be loaded: No module named 'cakegen.cli.absent'" in refused.stderr
     assert run("--version").output == f"{__version__}\n"
 
 

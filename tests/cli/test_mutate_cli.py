@@ -53,6 +53,17 @@ def test_no_programs_and_unknown_operators_are_usage_errors() -> None:
     assert "no operator melt; there is: accumulate, allocation, bytes" in result.output
 
 
+def test_files_that_can_not_be_read_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "programs.txt"
+    file.write_bytes(b"\xff\xfe")
+    result = run("--programs", str(file))
+    assert result.exit_code == 2
+    assert f"{file}: is no text" in result.stderr.replace("\n", "")
+    result = run("--table", "--out", str(tmp_path / "none.jsonl"))
+    assert result.exit_code == 1
+    assert result.stderr == f"cakegen: {tmp_path}/none.jsonl: No such file or directory\n"
+
+
 def test_kernel_of_a_launch_file_is_mutated(tmp_path: Path) -> None:
     """The second of two launches: its store, its wait for the first one, and its barrier matter."""
     out = tmp_path / "results.jsonl"

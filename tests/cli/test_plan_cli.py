@@ -12,7 +12,7 @@ import pytest
 from models import kimi_k3_model
 
 from cakegen.cli.plan import parse_tokens, plan_command
-from cakegen.errors import PlanError
+from cakegen.errors import BenchError, PlanError
 from cakegen.measured import MeasuredRow, MeasuredTable, render_table
 
 B200 = ("--sm-count", "148", "--arch", "sm_100a")
@@ -110,7 +110,7 @@ def test_plan_shows_what_it_can_before_it_refuses() -> None:
     assert "16129:16384" in result.output
 
 
-@pytest.mark.parametrize("text", ["", "x", "1:y", "9:8", "1:2:3"])
+@pytest.mark.parametrize("text", ["", "x", "1:y", "9:8", "1:2:3", "5:", ":5", f"1:{10**30}", str(2**31)])
 def test_plan_refuses_malformed_tokens(text: str) -> None:
     result = run("--stage", "front", "--tp", "8", "--tokens", text)
     assert result.exit_code == 2
@@ -161,13 +161,15 @@ def test_plan_names_the_measured_rows_beside_it_and_which_way_is_faster(tmp_path
     ]
 
 
-def test_plan_of_another_device_names_no_row(tmp_path: Path) -> None:
+def test_plan_of_another_device_names_no_row_and_refuses_a_named_table(tmp_path: Path) -> None:
     file = table_file(tmp_path, MeasuredRow("tail", 1, 256, ("tail_norm:e1@sm_90a",), 120.0, {"joined": 100.0}))
     arguments = ("--stage", "tail", "--tp", "1", "--tokens", "256", "--measured", file)
     for device in (("--sm-count", "114"), B200, ("--arch", "sm_100a", "--sm-count", "132")):
         result = run(*arguments, *device)
-        assert result.exit_code == 0, result.output
-        assert "measured" not in result.output
+        assert isinstance(result.exception, BenchError)
+        assert f"{file}: measured on NVIDIA H200 with 132 SMs; the plan is for" in str(result.exception)
+        plain = run(*arguments[:-2], *device)
+        assert (plain.exit_code, "measured" in plain.output) == (0, False), plain.output
 
 
 def test_plan_looks_into_the_exports_own_tables() -> None:

@@ -50,7 +50,9 @@ def test_revision_before_the_folder_existed_holds_no_tree(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("named", ["nowhere", "--upload-pack=x", ""])
 def test_unknown_revision_is_refused_with_gits_words(trees: Path, named: str) -> None:
-    with pytest.raises(ReviewError, match="git rev-parse failed: "):
+    with pytest.raises(
+        ReviewError, match=r"names no commit \(.*git rev-parse failed: .*Name a branch, a tag or a commit"
+    ):
         resolve_revision(trees, named)
 
 

@@ -49,10 +49,17 @@ def read_explanations(file: Path) -> tuple[Explanation, ...]:
     Raises
     ------
     EmulationError
-        An entry has another field, another kind, or no sentence.
+        It is no JSON list of objects of texts; or an entry has another field, another kind, or no sentence.
     """
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EmulationError(f"{file}: no JSON ({error}); it needs a list of explanations") from None
+    whole = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+    if not whole or not all(isinstance(text, str) for entry in entries for text in entry.values()):
+        raise EmulationError(f"{file}: needs a list of explanations, each an object of texts; see docs/mutation.md")
     found = []
-    for number, entry in enumerate(json.loads(file.read_text(encoding="utf-8")), 1):
+    for number, entry in enumerate(entries, 1):
         kind, why = entry.pop("kind", ""), entry.pop("why", "")
         unknown = set(entry) - set(_PATTERNS)
         if kind not in (EQUIVALENT, BLIND) or not why or unknown or not entry:

@@ -84,6 +84,16 @@ def test_brackets_of_an_explanation_mean_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "content", [b"\xff", b"{", b"{}", b"[1]", b'[{"operator": 1, "kind": "equivalent", "why": "x"}]']
+)
+def test_file_that_holds_no_explanations_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "explained.json"
+    file.write_bytes(content)
+    with pytest.raises(EmulationError, match=r"explained\.json: .* list of explanations"):
+        read_explanations(file)
+
+
+@pytest.mark.parametrize(
     "entry",
     [
         {"operator": "count", "kind": "equivalent"},
