@@ -39,8 +39,6 @@ class Architecture:
         Shared memory of one SM, 1024 bytes of which each resident CTA spends on the system.
     tensor_memory_cols
         Columns of tensor memory (0: none).
-    max_cluster_ctas
-        Largest portable cluster.
     min_nvrtc
         Oldest NVRTC that knows the target.
     parts
@@ -53,7 +51,6 @@ class Architecture:
     max_dynamic_smem_bytes: int
     smem_per_sm_bytes: int
     tensor_memory_cols: int
-    max_cluster_ctas: int
     min_nvrtc: tuple[int, int]
     parts: tuple[Part, ...]
 
@@ -73,7 +70,6 @@ ARCHITECTURES: dict[str, Architecture] = {
             max_dynamic_smem_bytes=232448,
             smem_per_sm_bytes=233472,
             tensor_memory_cols=0,
-            max_cluster_ctas=8,
             min_nvrtc=(12, 0),
             parts=(Part("H20", 78), Part("H100 PCIe", 114), Part("H100 SXM", 132), Part("H200", 132)),
         ),
@@ -84,7 +80,6 @@ ARCHITECTURES: dict[str, Architecture] = {
             max_dynamic_smem_bytes=232448,
             smem_per_sm_bytes=233472,
             tensor_memory_cols=512,
-            max_cluster_ctas=8,
             min_nvrtc=(12, 8),
             parts=(Part("B200", 148), Part("GB200", 152)),
         ),
@@ -95,7 +90,6 @@ ARCHITECTURES: dict[str, Architecture] = {
             max_dynamic_smem_bytes=232448,
             smem_per_sm_bytes=233472,
             tensor_memory_cols=512,
-            max_cluster_ctas=8,
             min_nvrtc=(12, 9),
             parts=(Part("B300", 148), Part("GB300", 152)),
         ),
@@ -116,6 +110,11 @@ def architecture(name: str) -> Architecture:
     except KeyError:
         known = ", ".join(ARCHITECTURES)
         raise PlanError(f"architecture {name!r} is not supported; supported: {known}") from None
+
+
+def family_member(family: str) -> Architecture:
+    """The first target of a family. All of them share program texts, and so every limit that shapes one."""
+    return next(arch for arch in ARCHITECTURES.values() if arch.family == family)
 
 
 def architecture_of(compute_capability: tuple[int, int]) -> Architecture:

@@ -110,7 +110,7 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
 
 
 def template_of(model: Model, family: str, arch_family: str) -> str:
-    """The template of a kernel family.
+    """The template of a kernel family, as `[[kernels]]` names it.
 
     Raises
     ------
@@ -119,7 +119,10 @@ def template_of(model: Model, family: str, arch_family: str) -> str:
     """
     template = model.template_for(family, arch_family)
     if template is None:
-        raise EmitError(f"{model.name}: no template for kernels {family!r} on {arch_family}; add it to [[kernels]]")
+        raise EmitError(
+            f"{model.name}: a plan for {arch_family} needs kernel family {family!r}, which has no template there; "
+            f"add it to [[kernels]] in exports/{model.name}/export.toml"
+        )
     return template
 
 

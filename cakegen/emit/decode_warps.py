@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cakegen.arch import ARCHITECTURES
+from cakegen.arch import family_member
 from cakegen.emit.program import Constant
 from cakegen.errors import EmitError
 from cakegen.model import Model
@@ -80,7 +80,7 @@ def tensor_memory_constants(model: Model, form: DecodeForm, smem: DecodeSmem) ->
 
 
 def _refuse_shared_columns(model: Model, form: DecodeForm, columns: int, smem_bytes: int) -> None:
-    arch = next(arch for arch in ARCHITECTURES.values() if arch.family == "sm100")
+    arch = family_member("sm100")
     system_bytes = arch.smem_per_sm_bytes - arch.max_dynamic_smem_bytes
     ctas = arch.smem_per_sm_bytes // (smem_bytes + system_bytes)
     if ctas * columns > arch.tensor_memory_cols:

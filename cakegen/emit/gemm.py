@@ -1,4 +1,4 @@
-"""What the prefill GEMMs of all architectures have in common: arguments, tensor maps, and facts of their outputs. Pure.
+"""What the prefill GEMMs of all architectures share: summary, launch, arguments, maps, facts of their outputs. Pure.
 
 Both families take the same operands in the same order; tiles and pipelines are each family's own.
 """
@@ -10,11 +10,30 @@ from cakegen.emit.program import Constant
 from cakegen.model import Model
 from cakegen.plan.records import GemmForm
 from cakegen.plan.workspace import PAIR_CTAS
-from cakegen.registry import TensorMapEntry
+from cakegen.registry import LaunchRecord, TensorMapEntry
 
 ARRIVAL_BYTES = 16
 """The word by which a group of warps learns how many segments of a tile have arrived."""
 _SPLIT_PARAMETERS = ("m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg", "sk_total")
+
+
+def gemm_summary(form: GemmForm, remark: str) -> str:
+    """A GEMM in one line; `remark` is what its family adds."""
+    ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
+    tile = f"{PAIR_CTAS * form.block_m} x {form.block_n}"
+    return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{remark}{ragged}"
+
+
+def gemm_launch(form: GemmForm, threads: int, smem_bytes: int) -> LaunchRecord:
+    """How a GEMM is launched. CTAs of a fused norm wait for each other; else a tail overlaps its norm's launch."""
+    return LaunchRecord(
+        block=(threads, 1, 1),
+        cluster=(PAIR_CTAS, 1, 1),
+        cooperative=form.fused_norm,
+        programmatic=form.stage == "tail" and not form.fused_norm,
+        overlap=form.fused_norm,
+        dynamic_smem_bytes=smem_bytes,
+    )
 
 
 def front_gemm_arguments() -> tuple[tuple[str, str], ...]:

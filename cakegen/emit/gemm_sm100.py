@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cakegen.arch import ARCHITECTURES
+from cakegen.arch import family_member
 from cakegen.emit.decode import (
     MBARRIER_BYTES,
     NORM_PARAMETERS,
@@ -16,14 +16,22 @@ from cakegen.emit.decode import (
     norm_constants,
     template_of,
 )
-from cakegen.emit.gemm import ARRIVAL_BYTES, front_gemm_arguments, gemm_maps, output_constants, tail_gemm_arguments
+from cakegen.emit.gemm import (
+    ARRIVAL_BYTES,
+    front_gemm_arguments,
+    gemm_launch,
+    gemm_maps,
+    gemm_summary,
+    output_constants,
+    tail_gemm_arguments,
+)
 from cakegen.emit.program import Constant, ProgramSpec, SharedPart
 from cakegen.errors import EmitError
 from cakegen.model import Model, PrefillRules
 from cakegen.plan.records import GemmForm
 from cakegen.plan.smem import BF16_BYTES, SWIZZLE_PERIOD_BYTES
 from cakegen.plan.workspace import EPILOGUE_GROUPS, PAIR_CTAS, norm_words
-from cakegen.registry import LaunchRecord, TensorMapEntry
+from cakegen.registry import TensorMapEntry
 
 FIRST_EPILOGUE_WARP = 2
 """Warp 0 loads, warp 1 multiplies."""
@@ -102,32 +110,18 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         role=f"{form.stage}_gemm",
         arch_family=arch_family,
         template=template_of(model, f"{form.stage}_gemm", arch_family),
-        summary=_summary(form),
+        summary=gemm_summary(form, ", weights evict-first" if form.evict_first else ""),
         constants=constants,
         arg_plan=_arguments(form),
         tensor_maps=(*gemm_maps(rules.block_k, form), *_out_maps(form)),
         barriers=barriers,
-        launch=LaunchRecord(
-            block=(NUM_THREADS, 1, 1),
-            cluster=(PAIR_CTAS, 1, 1),
-            cooperative=form.fused_norm,
-            programmatic=form.stage == "tail" and not form.fused_norm,
-            overlap=form.fused_norm,
-            dynamic_smem_bytes=smem.total_bytes,
-        ),
+        launch=gemm_launch(form, NUM_THREADS, smem.total_bytes),
         shared=(
             SharedPart("device", "device_sm100_gemm", "device/sm100_gemm.cuh"),
             SharedPart("gemm", "gemm_sm100", "kernels/sm100/gemm.cuh"),
             *((SharedPart("norm_row", "norm_row", "kernels/norm_row.cuh"),) if form.fused_norm else ()),
         ),
     )
-
-
-def _summary(form: GemmForm) -> str:
-    ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
-    evict = ", weights evict-first" if form.evict_first else ""
-    tile = f"{PAIR_CTAS * form.block_m} x {form.block_n}"
-    return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{evict}{ragged}"
 
 
 def _warp_constants(form: GemmForm) -> tuple[Constant, ...]:
@@ -199,7 +193,7 @@ def _tensor_columns(form: GemmForm) -> int:
 
 
 def _refuse_unfit(model: Model, form: GemmForm, smem: GemmSmem) -> None:
-    arch = next(arch for arch in ARCHITECTURES.values() if arch.family == "sm100")
+    arch = family_member("sm100")
     where = f"{model.name}: {form.stage} GEMM"
     if form.block_m != PRODUCT_ROWS:
         raise EmitError(

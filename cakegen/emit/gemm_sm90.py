@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from cakegen.arch import architecture
+from cakegen.arch import family_member
 from cakegen.emit.decode import WARP_THREADS, barrier_constants, norm_constants, template_of
-from cakegen.emit.gemm import ARRIVAL_BYTES, front_gemm_arguments, gemm_maps, output_constants, tail_gemm_arguments
+from cakegen.emit.gemm import (
+    ARRIVAL_BYTES,
+    front_gemm_arguments,
+    gemm_launch,
+    gemm_maps,
+    gemm_summary,
+    output_constants,
+    tail_gemm_arguments,
+)
 from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import HopperPrefillRules, Model
 from cakegen.plan.records import GemmForm
 from cakegen.plan.smem import BF16_BYTES, STAGING_PAD_BYTES, SWIZZLE_PERIOD_BYTES
 from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
-from cakegen.registry import LaunchRecord
 
 WARPGROUP_WARPS = 4
 MMA_WARPS = MMA_WARPGROUPS * WARPGROUP_WARPS
 PRODUCER_WARPS = WARPGROUP_WARPS
+NUM_THREADS = (MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS
 NORM_WARPS = PRODUCER_WARPS - 1
 """Beside the one whose first lane produces."""
 WARPGROUP_REGISTERS = {False: (232, 40), True: (208, 88)}
@@ -55,27 +63,13 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
         role=f"{form.stage}_gemm",
         arch_family=arch_family,
         template=template_of(model, f"{form.stage}_gemm", arch_family),
-        summary=_summary(form),
+        summary=gemm_summary(form, "" if form.tile_groups > 1 else ", warpgroups take turns"),
         constants=constants,
         arg_plan=_arguments(form),
         tensor_maps=gemm_maps(rules.block_k, form),
         barriers=barriers,
-        launch=LaunchRecord(
-            block=((MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, 1, 1),
-            cluster=(PAIR_CTAS, 1, 1),
-            cooperative=form.fused_norm,
-            programmatic=form.stage == "tail" and not form.fused_norm,
-            overlap=form.fused_norm,
-            dynamic_smem_bytes=total_bytes,
-        ),
+        launch=gemm_launch(form, NUM_THREADS, total_bytes),
     )
-
-
-def _summary(form: GemmForm) -> str:
-    ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
-    tile = f"{PAIR_CTAS * form.block_m} x {form.block_n}"
-    turns = "" if form.tile_groups > 1 else ", warpgroups take turns"
-    return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{turns}{ragged}"
 
 
 def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant, ...]:
@@ -84,7 +78,7 @@ def _pair_constants(rules: HopperPrefillRules, form: GemmForm) -> tuple[Constant
     b_bytes = form.block_n * rules.block_k * BF16_BYTES
     mma_registers, producer_registers = WARPGROUP_REGISTERS[form.fused_norm]
     return (
-        Constant("kNumThreads", (MMA_WARPS + PRODUCER_WARPS) * WARP_THREADS, "2 MMA warpgroups, 1 producer warpgroup"),
+        Constant("kNumThreads", NUM_THREADS, "2 MMA warpgroups, 1 producer warpgroup"),
         Constant("kMmaWarps", MMA_WARPS, "warps of the MMA warpgroups, which come first"),
         Constant("kMmaRegisters", mma_registers, "registers of an MMA thread"),
         Constant("kProducerRegisters", producer_registers, "registers of a producer thread"),
@@ -137,11 +131,11 @@ def _stage_bytes(model: Model, form: GemmForm) -> int:
 
 
 def _refuse_wide(model: Model, form: GemmForm, total_bytes: int) -> None:
-    limit = architecture("sm_90a").max_dynamic_smem_bytes
+    limit = family_member("sm90").max_dynamic_smem_bytes
     stages = f"{form.num_stages} stages * {_stage_bytes(model, form)}"
     if total_bytes > limit:
         raise EmitError(
-            f"{model.name}: {form.stage} GEMM: 2 * {SWIZZLE_PERIOD_BYTES} bytes of barriers and flags + {stages} + "
-            f"{MMA_WARPS} warps * {SLAB_BYTES} of output = {total_bytes} bytes of shared memory; sm_90a has {limit}. "
-            f"Lower num_stages of the tiles of {form.block_n} columns in prefill_sm90.tiles."
+            f"{model.name}: {form.stage} GEMM: 2 * {SWIZZLE_PERIOD_BYTES} bytes of barriers and flags + {stages} +"
+            f" {MMA_WARPS} warps * {SLAB_BYTES} of output = {total_bytes} bytes of shared memory; a CTA has {limit}."
+            f" Lower num_stages of the tiles of {form.block_n} columns in prefill_sm90.tiles."
         )

@@ -74,24 +74,11 @@ def program_for(model: Model, form: DecodeForm | NormForm | GemmForm, arch_famil
     EmitError
         The export declares no template of the form's family for these architectures.
     """
-    family = family_of(form)
-    if model.template_for(family, arch_family) is None:
-        raise EmitError(
-            f"{model.name}: a plan for {arch_family} needs kernel family {family!r}, which has no template there; "
-            f"add it to [[kernels]] in exports/{model.name}/export.toml"
-        )
     if isinstance(form, DecodeForm):
         return decode_program(model, form, arch_family)
     if isinstance(form, NormForm):
         return norm_program(model, form, arch_family)
     return _GEMM_PROGRAMS[arch_family](model, form, arch_family)
-
-
-def family_of(form: DecodeForm | NormForm | GemmForm) -> str:
-    """The kernel family that writes a form, as `[[kernels]]` names it."""
-    if isinstance(form, DecodeForm):
-        return "decode"
-    return "tail_norm" if isinstance(form, NormForm) else f"{form.stage}_gemm"
 
 
 def reached_plans(model: Model) -> Iterator[Plan]:

@@ -24,13 +24,7 @@ using namespace cake;
 //   item_full[n]    1: in each CTA, its loader's arrive.expect_tx of the answer's kAnswerBytes.
 //   item_empty[n]   kItemReaders: in CTA 0, whoever has read the answer: 2 loaders, the multiplying thread, the warps.
 
-// Given on the compile line, so that one text serves every TP degree.
-constexpr unsigned kSharedCols = I_LOCAL;  // columns of shared_act: the up rows start there
-constexpr unsigned kNumNTiles = N_TILES;
-constexpr unsigned kSharedTiles = S_TILES;
-/*% include "kernels/cfg.cuh" %*/
-
-constexpr u32 kNumK = Cfg::kNumK;
+/*% include "kernels/gemm_constants.cuh" %*/
 
 #include "${shared["gemm"] | file_name}"
 
@@ -149,7 +143,8 @@ __device__ __forceinline__ void finish(
     }
 }
 
-/*% include "kernels/front_gemm_entry.cuh" %*/
+/*% include "kernels/gemm_entry.cuh" %*/
+    chaos_begin(wait_record);
     set_up(smem);
     const u32 warp = warp_index();
     if (warp >= Cfg::kFirstEpilogueWarp) {

@@ -35,13 +35,7 @@ using namespace cake;
 //   rows_arrived    1: one epilogue thread, once this CTA has arrived at the grid counter.
 //% endif
 
-// Given on the compile line, so that one text serves every TP degree.
-constexpr unsigned kDownBlocks = K2_ITERS;
-constexpr unsigned kNumK = NUM_K_ITERS;
-static_assert(K1_ITERS + K2_ITERS == NUM_K_ITERS, "up and down blocks make up K");
-/*% include "kernels/cfg.cuh" %*/
-
-constexpr u32 kNumNTiles = Cfg::kNumNTiles;
+/*% include "kernels/gemm_constants.cuh" %*/
 static_assert(Cfg::kOutCols % 64 == 0, "whole slabs, and masked by 8 columns");
 
 #include "${shared["gemm"] | file_name}"
@@ -313,49 +307,7 @@ __device__ __forceinline__ void finish(
     }
 }
 
-extern "C" __global__ void
-__cluster_dims__(2, 1, 1)
-__launch_bounds__(Cfg::kNumThreads, 1)
-kernel_${spec.name | ident}(
-    const __grid_constant__ TensorMap shared_down_weight_map,
-    const __grid_constant__ TensorMap up_weight_map,
-    const __grid_constant__ TensorMap shared_act_map,
-    const __grid_constant__ TensorMap y_workspace_map,
-//% if spec.value("kStagedStore")
-    const __grid_constant__ TensorMap out_map,
-//% endif
-//% if spec.value("kFusedNorm")
-    const u16* routed,
-    const u16* norm_weight,
-    u16* y_workspace,
-//% endif
-    u16* out,
-    float* partials,
-    u32* counters,
-    u64* wait_record,
-    i32 num_tokens,
-//% if spec.value("kFusedNorm")
-    i32 num_partials,
-    i32 routed_pitch,
-    i32 routed_partial_stride,
-    i32 y_pitch,
-//% endif
-    i32 out_pitch,
-    i32 up_col0,
-    i32 m_tiles,
-    i32 num_items,
-    i32 full_items,
-    i32 sk_ipc,
-    i32 sk_max_seg,
-    i32 sk_total) {
-    const Watch watch{wait_record, Cfg::kProgramId};
-    const u32 smem = smem_base();
-    const u32 rank = cluster_ctarank();
-    const u32 pair_rows = static_cast<u32>(m_tiles) / 2;
-    const u32 tokens = num_tokens;
-    const Split split{
-        static_cast<u32>(num_items), static_cast<u32>(full_items), static_cast<u32>(sk_ipc),
-        static_cast<u32>(sk_max_seg), static_cast<u32>(sk_total)};
+/*% include "kernels/gemm_entry.cuh" %*/
     chaos_begin(wait_record);
 //% if spec.value("kFusedNorm")
     if (threadIdx.x == 0) {

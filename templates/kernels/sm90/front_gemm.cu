@@ -20,13 +20,7 @@ using namespace cake;
 //   turn[w]         kMmaWarps / 2: one lane of each warp of the other warpgroup, when warpgroup w may issue wgmma.
 //% endif
 
-// Given on the compile line, so that one text serves every TP degree.
-constexpr unsigned kSharedCols = I_LOCAL;  // columns of shared_act: the up rows start there
-constexpr unsigned kNumNTiles = N_TILES;
-constexpr unsigned kSharedTiles = S_TILES;
-/*% include "kernels/cfg.cuh" %*/
-
-constexpr u32 kNumK = Cfg::kNumK;
+/*% include "kernels/gemm_constants.cuh" %*/
 
 /*% include "kernels/sm90/gemm.cuh" %*/
 
@@ -144,7 +138,8 @@ __device__ __forceinline__ void multiply_and_store(
     }
 }
 
-/*% include "kernels/front_gemm_entry.cuh" %*/
+/*% include "kernels/gemm_entry.cuh" %*/
+    chaos_begin(wait_record);
     set_up_ring(smem);
     if (warp_index() < Cfg::kMmaWarps) {
         setmaxnreg_inc<Cfg::kMmaRegisters>();

@@ -20,13 +20,7 @@ using namespace cake;
 //   turn[w]         kMmaWarps / 2: one lane of each warp of the other warpgroup, when warpgroup w may issue wgmma.
 //% endif
 
-// Given on the compile line, so that one text serves every TP degree.
-constexpr unsigned kDownBlocks = K2_ITERS;
-constexpr unsigned kNumK = NUM_K_ITERS;
-static_assert(K1_ITERS + K2_ITERS == NUM_K_ITERS, "up and down blocks make up K");
-/*% include "kernels/cfg.cuh" %*/
-
-constexpr u32 kNumNTiles = Cfg::kNumNTiles;
+/*% include "kernels/gemm_constants.cuh" %*/
 
 /*% include "kernels/sm90/gemm.cuh" %*/
 //% if spec.value("kFusedNorm")
@@ -146,14 +140,7 @@ __device__ __forceinline__ void multiply_and_store(
     }
 }
 
-/*% include "kernels/signature.cuh" %*/
-    const Watch watch{wait_record, Cfg::kProgramId};
-    const u32 smem = smem_base();
-    const u32 rank = cluster_ctarank();
-    const u32 pair_rows = static_cast<u32>(m_tiles) / 2;
-    const Split split{
-        static_cast<u32>(num_items), static_cast<u32>(full_items), static_cast<u32>(sk_ipc),
-        static_cast<u32>(sk_max_seg), static_cast<u32>(sk_total)};
+/*% include "kernels/gemm_entry.cuh" %*/
 //% if spec.value("kFusedNorm")
     const Norm norm{
         routed, norm_weight, y_workspace, static_cast<u32>(routed_pitch), static_cast<u32>(y_pitch),
