@@ -50,7 +50,7 @@ _OF_A_RUN = (
 @click.option("--chains/--no-chains", default=True, show_default=True, help="Time captured chains of layers.")
 @click.option("--host/--no-host", default=True, show_default=True, help="Time what calls cost the host.")
 @click.option("--seed", default=0, show_default=True, help="Of the random operands.")
-@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR")
+@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 def bench_command(
     table: str,
     stages: tuple[str, ...],

@@ -31,7 +31,9 @@ _NOT_BOTH = "KEY says what to run; leave out --stage, --tp and --tokens"
 @click.option("--rank", default=0, show_default=True, help="Rank whose slice the tail multiplies.")
 @click.option("--arch", help="Target, e.g. sm_100a; also of --cuda.  [default: the first of KEY's, else sm_90a]")
 @click.option("--sm-count", type=int, help="SMs of the device to plan for.  [default: of its largest part]")
-@click.option("--model", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR", help="Export.")
+@click.option(
+    "--model", "--export", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR", help="Export."
+)
 @click.option("--schedule", default="random", show_default=True, type=click.Choice(["random", "early", "late"]))
 @click.option("--seed", default=0, show_default=True, help="First seed of the random schedule.")
 @click.option(

@@ -136,7 +136,7 @@ def _refuse_other_name(file: Path, name: str) -> None:
     from cakegen import paths
     from cakegen.errors import SpecError
 
-    if file.parent.parent == paths.exports_root() and file.parent.name != name:
+    if file.resolve().parent.parent == paths.exports_root() and file.parent.name != name:
         raise SpecError(f"{file.parent.name}/{file.name}: name = {name!r}; it must be its folder's name")
 
 
@@ -152,7 +152,7 @@ def _trees_root(check: bool, dest: Path | None) -> Path:
 
 
 def _orphans(root: Path, files: list[Path]) -> list[str]:
-    """Trees whose export is gone."""
-    present = sorted(path.name for path in root.glob("*/cake_jit.py") for path in (path.parent,))
-    gone = sorted(set(present) - {file.parent.name for file in files})
+    """Trees whose export is gone. What a killed export left beside a tree, under a hidden name, is none."""
+    present = {file.parent.name for file in root.glob("*/cake_jit.py") if not file.parent.name.startswith(".")}
+    gone = sorted(present - {file.parent.name for file in files})
     return [f"{root / name}: stale, no export declares it; remove the folder" for name in gone]

@@ -21,7 +21,9 @@ _OF_FILES = ("ptx", "cuda", "launch", "entry", "include", "nvrtc_options")
 
 @click.command("mutate")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--model", "export", default="tiny_latent_moe", show_default=True, metavar="NAME|DIR", help="Export.")
+@click.option(
+    "--model", "--export", "export", default="tiny_latent_moe", show_default=True, metavar="NAME|DIR", help="Export."
+)
 @click.option("--arch", default="sm_90a", show_default=True, help="Target of the programs.")
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(min=0), help="Random schedules a mutant.")
 @click.option(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--arch", default="sm_90a", show_default=True, help="Architecture.")
 @click.option("--sm-count", type=int, help="SMs of the device; default: the largest known part.")
 @click.option("--resident-pairs", type=int, help="Two-CTA clusters that run at once; default: half the SMs.")
-@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR")
+@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 @click.option(
     "--measured",
     "table_file",

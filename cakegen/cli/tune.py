@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--out", "file", type=click.Path(path_type=Path, dir_okay=False), help="Table; default: the export's.")
 @click.option("--results", "folder", type=click.Path(path_type=Path, file_okay=False), help="Folder for the results.")
 @click.option("--repeats", type=click.IntRange(min=3), help="Timed calls of an arm; by default 41, 11 from T 4096 on.")
-@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR")
+@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 def tune_command(
     rows: str, recorded: Path | None, file: Path | None, folder: Path | None, repeats: int | None, export: str
 ) -> None:

@@ -49,6 +49,7 @@ PRODUCT_ROWS = 128
 _MIN_COLUMNS = 32
 SLAB_COLS = 64
 """Columns of a staged slab, one swizzled row: an epilogue group's in a half of the tile. Its rows are a warp's 32."""
+SLAB_BYTES = WARP_THREADS * SLAB_COLS * BF16_BYTES
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,13 @@ def _refuse_unfit(model: Model, form: GemmForm, smem: GemmSmem) -> None:
             f"{where}: a staged store of tiles of {form.block_n} columns; a group of epilogue warps stages {SLAB_COLS} "
             f"of each half, so a tile has 2 halves * {EPILOGUE_GROUPS} groups * {SLAB_COLS} = "
             f"{PAIR_CTAS * EPILOGUE_GROUPS * SLAB_COLS}. Set prefill.block_n to that."
+        )
+    slabs, ring = PAIR_CTAS * EPILOGUE_WARPS * SLAB_BYTES, form.num_stages * smem.stage_bytes
+    if form.staged_store and slabs > ring:
+        raise EmitError(
+            f"{where}: a staged store takes 2 slabs * {EPILOGUE_WARPS} warps * {SLAB_BYTES} = {slabs} bytes of the "
+            f"drained ring, which has {form.num_stages} * {smem.stage_bytes} = {ring}. Raise the stages of tiles of "
+            f"{form.block_n} columns in prefill."
         )
     columns = _tensor_columns(form)
     if columns > arch.tensor_memory_cols:

@@ -19,6 +19,8 @@ TMA_ALIGN_BYTES = 16
 WARPGROUP_THREADS = 128
 # fp32 accumulators of an MMA thread: half of its 255 registers, so that addresses and a cut tile's sums fit beside them
 MAX_SUMS = 128
+# what `cakegen.emit` has a builder for
+KERNEL_FAMILIES = ("decode", "tail_norm", "front_gemm", "tail_gemm")
 
 
 def check_model(model: Model) -> None:
@@ -61,6 +63,8 @@ def _check_kernels(model: Model) -> None:
     seen: set[tuple[str, str]] = set()
     for family in model.families:
         where = f"kernels: {family.name} for {family.arch_family}"
+        if family.name not in KERNEL_FAMILIES:
+            raise SpecError(f"{where}: no such kernel family; use one of {', '.join(KERNEL_FAMILIES)}")
         if family.arch_family not in known:
             raise SpecError(f"{where}: no such family of architectures; use one of {', '.join(sorted(known))}")
         if family.arch_family not in declared:

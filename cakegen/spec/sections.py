@@ -143,7 +143,7 @@ class PrefillSection(Section):
     stream_k_full_reuse: Positive
     fused_norm_min_down_chunks: Count
     fused_norm_rows_per_cta: Positive
-    norm_rows_per_cta: Positive
+    norm_rows_per_cta: Annotated[int, Field(ge=1, le=32, description="a row a warp; a CTA has at most 32 warps")]
 
 
 class HopperTileSection(Section):
@@ -153,7 +153,9 @@ class HopperTileSection(Section):
         int,
         Field(ge=32, le=256, multiple_of=32, description="gate and up halves of whole 16 columns; wgmma has N <= 256"),
     ]
-    num_stages: Stages
+    num_stages: Annotated[
+        int, Field(ge=2, le=32, description="the MMA warps free a stage when they have issued the next one")
+    ]
     tile_groups: Annotated[int, Field(ge=1, le=2, description="2: the MMA warpgroups share a tile, 1: they take turns")]
     iter_percent: Annotated[int, Field(ge=1, le=MAX_ITER_PERCENT)]
     epilogue_iters: Count

@@ -100,6 +100,15 @@ def test_check_reports_tree_without_export(tmp_path: Path, monkeypatch: pytest.M
     assert f"{tmp_path / 'gone'}: stale, no export declares it" in result.stderr
 
 
+def test_check_takes_no_leftover_of_a_killed_export_for_a_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f".{TINY}.new").mkdir()
+    (tmp_path / f".{TINY}.new" / "cake_jit.py").touch()
+    monkeypatch.setattr(paths, "generated_root", lambda: tmp_path)
+    monkeypatch.setattr(paths, "exports_root", lambda: tmp_path / "none")
+    result = run("export", "--check")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_export_takes_the_path_of_a_file(tmp_path: Path, trees: Path) -> None:
     file = tmp_path / "any.toml"
     shutil.copy(paths.exports_root() / TINY / "export.toml", file)

@@ -29,6 +29,7 @@ REQUEST = ("--stage", "front", "--tp", "8", "--tokens")
         (("emulate", *REQUEST, "1", "--schedule", "late", "--seeds", "3"), "--seeds is of --schedule random"),
         (("emulate", *KERNEL, "--rank", "1"), "--rank is of a request of an export; --launch says what to run"),
         (("emulate", *KERNEL, "--model", "x"), "--model is of a request of an export"),
+        (("emulate", *KERNEL, "--export", "x"), "--model is of a request of an export"),
         (("emulate", *PTX, "--arch", "sm_90a"), "--arch is of --cuda; PTX names its target itself"),
         (("mutate", "--choose", "--seeds", "3"), "--seeds is of a run; --choose runs no mutants"),
         (("mutate", "--table", "--operator", "parity"), "--operator is of a run; --table runs nothing"),

@@ -126,6 +126,10 @@ def test_ragged_widths_round_up_to_tiles() -> None:
             "2 tiles' sums of 320 columns take 1024 columns of tensor memory; an SM has 512. Use narrower tiles",
         ),
         (
+            {"num_stages": 1, "staged_store": True},
+            "2 slabs * 8 warps * 4096 = 65536 bytes of the drained ring, which has 1 * 32768 = 32768. Raise the stages",
+        ),
+        (
             {"num_stages": 8},
             "2048 bytes of barriers and flags + 8 stages * 32768 = 264192 bytes of shared memory; a CTA has 232448. "
             "Lower the stages of tiles of 256 columns in prefill.",

@@ -91,6 +91,21 @@ EDITS = {
     "shared tile": ("[1, 2, 4, 8, 16]", "[32]", ["TP 32 leaves 32 shared-expert columns", "32 = 0 * 64 + 32"]),
     "no SM": ("sm_counts = [3, 6, 78, 114, 132]", "sm_counts = [0]", ["targets.0.sm_counts.0 = 0"]),
     "kernel twice": ('name = "tail_norm"', 'name = "decode"', ["decode for sm90: declared twice"]),
+    "kernel's name": (
+        'name = "tail_norm"',
+        'name = "tail_nrom"',
+        ["kernels: tail_nrom for sm90: no such kernel family", "decode, tail_norm, front_gemm, tail_gemm"],
+    ),
+    "norm of a wide CTA": (
+        "\nnorm_rows_per_cta = 4",
+        "\nnorm_rows_per_cta = 33",
+        ["prefill.norm_rows_per_cta = 33", "a row a warp; a CTA has at most 32 warps"],
+    ),
+    "ring of one stage": (
+        "block_n = 256\nnum_stages = 4",
+        "block_n = 256\nnum_stages = 1",
+        ["prefill_sm90.tiles.0.num_stages = 1", "free a stage when they have issued the next one"],
+    ),
     "kernel's family": (
         'arch_family = "sm90"',
         'arch_family = "sm80"',
