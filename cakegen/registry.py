@@ -207,6 +207,11 @@ def load_registry(export_or_path: str | Path = "kimi_k3_latent_moe") -> Registry
     try:
         if not (root / REGISTRY_FILE).is_file():
             root = paths.generated_root() / str(export_or_path)
+            if not _FILE_NAME.fullmatch(str(export_or_path)) and not (root / REGISTRY_FILE).is_file():
+                raise RegistryError(
+                    f"{str(export_or_path)[:_SHOWN_CHARACTERS]!r}: no tree with {REGISTRY_FILE} there; name an export,"
+                    " or a folder DIR/<export> that `cakegen export FILE --dest DIR` wrote"
+                )
         return _load(root.resolve())
     except (OSError, ValueError) as error:
         shown = str(export_or_path)[:_SHOWN_CHARACTERS]

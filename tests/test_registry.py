@@ -154,6 +154,14 @@ def test_missing_tree_says_what_to_run(tmp_path: Path, monkeypatch: pytest.Monke
         load_registry("absent")
 
 
+@pytest.mark.parametrize("folder", ["", "/etc", "some/folder"])
+def test_folder_without_a_tree_is_named_and_what_a_tree_is(folder: str) -> None:
+    with pytest.raises(
+        RegistryError, match=rf"'{folder}': no tree with cake_jit\.py there; name an export, or a folder DIR"
+    ):
+        load_registry(folder)
+
+
 def test_unknown_key_and_missing_source_say_what_to_run(tmp_path: Path) -> None:
     registry = load_registry(write_registry(tmp_path, registry_values()))
     with pytest.raises(RegistryError, match="no program for key 'front:i1'; `cakegen list --export small`"):

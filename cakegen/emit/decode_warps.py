@@ -11,7 +11,8 @@ from cakegen.model import Model
 from cakegen.plan.records import DecodeForm
 from cakegen.plan.smem import DecodeSmem
 
-_MIN_COLUMNS = 32
+MIN_TENSOR_COLUMNS = 32
+"""Of an allocation in tensor memory, whose columns are a power of two (PTX ISA 9.7.16.7)."""
 # of the flag words, those of a chaos build come first
 _TENSOR_BASE_WORD_BYTES = 8
 
@@ -63,7 +64,7 @@ def tensor_memory_constants(model: Model, form: DecodeForm, smem: DecodeSmem) ->
         More CTAs fit an SM by their shared memory than its tensor memory can serve: one of them would wait for columns
         while others wait for it.
     """
-    width = max(_MIN_COLUMNS, form.n_pad)
+    width = max(MIN_TENSOR_COLUMNS, form.n_pad)
     columns = width if form.stage == "tail" else 2 * width
     _refuse_shared_columns(model, form, columns, smem.total_bytes)
     word = smem.flags_offset + _TENSOR_BASE_WORD_BYTES

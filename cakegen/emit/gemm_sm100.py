@@ -16,6 +16,7 @@ from cakegen.emit.decode import (
     norm_constants,
     template_of,
 )
+from cakegen.emit.decode_warps import MIN_TENSOR_COLUMNS
 from cakegen.emit.gemm import (
     ARRIVAL_BYTES,
     front_gemm_arguments,
@@ -46,7 +47,6 @@ ITEM_READERS = PAIR_CTAS * (1 + EPILOGUE_WARPS) + 1
 ANSWER_BYTES = 16
 PRODUCT_ROWS = 128
 """Token rows of a CTA: a pair's product has M = 256 (PTX ISA 9.7.16.2.1)."""
-_MIN_COLUMNS = 32
 SLAB_COLS = 64
 """Columns of a staged slab, one swizzled row: an epilogue group's in a half of the tile. Its rows are a warp's 32."""
 SLAB_BYTES = WARP_THREADS * SLAB_COLS * BF16_BYTES
@@ -190,7 +190,7 @@ def _smem_constants(smem: GemmSmem) -> tuple[Constant, ...]:
 
 def _tensor_columns(form: GemmForm) -> int:
     """A power of two, as an allocation must be (PTX ISA 9.7.16.7)."""
-    return max(_MIN_COLUMNS, 1 << (TURNS * form.block_n - 1).bit_length())
+    return max(MIN_TENSOR_COLUMNS, 1 << (TURNS * form.block_n - 1).bit_length())
 
 
 def _refuse_unfit(model: Model, form: GemmForm, smem: GemmSmem) -> None:

@@ -236,7 +236,7 @@ def test_error_of_the_system_is_one_message(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("cakegen.emit.render_tree", full)
     result = run("export", TINY, "--dest", tmp_path)
     assert result.exit_code == 1
-    assert result.stderr == "cakegen: [Errno 28] No space left on device: 'somewhere'\n"
+    assert result.stderr == "cakegen: somewhere: No space left on device\n"
 
 
 def test_reader_that_has_enough_ends_a_command_quietly() -> None:
