@@ -229,8 +229,8 @@ def refuse_misfit(form: DecodeForm, ring: Ring, model: Model, device: DeviceFact
     Raises
     ------
     PlanError
-        The ring has no stage, an operand is off the swizzle's alignment, or the epilogue's tile does not fit the
-        drained ring.
+        The ring has too few stages, or its first fill would pause behind its end; an operand is off the swizzle's
+        alignment; or the epilogue's tile does not fit the drained ring.
     """
     where = f"decode {form.stage} TP {form.tp} n_pad={form.n_pad} on {device.arch}"
     least = _MIN_STAGES.get(architecture(device.arch).family, 1)
@@ -238,6 +238,12 @@ def refuse_misfit(form: DecodeForm, ring: Ring, model: Model, device: DeviceFact
         raise PlanError(
             f"{where}: {form.num_stages} ring stages fit, at least {least} are needed: {ring.arithmetic}. Raise"
             " decode.max_stages, drop the token tile from decode.n_pads, or reserve fewer bytes."
+        )
+    if form.stagger_units > form.num_stages:
+        raise PlanError(
+            f"{where}: the first fill of the ring would pause before unit {form.stagger_units}; it ends after"
+            f" {form.num_stages} stages, and a wait for stage 0 means its first filling no more. Lower"
+            f" decode.stagger_units to {form.num_stages} at most."
         )
     layout = decode_smem(form, model)
     assert layout.total_bytes <= device.max_dynamic_smem_bytes  # the ring took no more than was left

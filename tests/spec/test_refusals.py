@@ -101,6 +101,11 @@ EDITS = {
         "\nnorm_rows_per_cta = 33",
         ["prefill.norm_rows_per_cta = 33", "a row a warp; a CTA has at most 32 warps"],
     ),
+    "pause behind the first fill": (
+        "stagger_units = 2",
+        "stagger_units = 40",
+        ["would pause before unit 40; it ends after", "Lower decode.stagger_units to"],
+    ),
     "ring of one stage": (
         "block_n = 256\nnum_stages = 4",
         "block_n = 256\nnum_stages = 1",
