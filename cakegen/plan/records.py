@@ -38,6 +38,8 @@ class DecodeForm:
     fused_norm, resident_b, staged_rows
         The tail normalises inside the launch; keeps its share of y in shared memory as a B operand; copies the
         routed rows to shared memory first.
+    out_cols
+        Columns of latent (front) or of out (tail).
     issue_gate
         Weight stages issued before the row loads (0: no gate).
     no_prefetch, stagger_units, wide_wait
