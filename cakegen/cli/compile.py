@@ -59,9 +59,11 @@ def compile_command(
     from cakegen import compile as compiling
     from cakegen.registry import load_registry
 
+    selected = select_jobs(load_registry(export), keys, arches, flags)
+    # only for a command line that is right, and a compiler that is there: what goes is compiled again
+    compiling.load_nvrtc()
     if clear_cache:
         click.echo(f"removed {compiling.clear_cache()} files from {compiling.cache_root()}", err=True)
-    selected = select_jobs(load_registry(export), keys, arches, flags)
     outcomes = compile_with_progress(selected, jobs)
     show_outcomes(selected, outcomes)
     failures = failures_of(selected, outcomes)

@@ -91,6 +91,8 @@ def test_compile_again_reads_the_cache_until_it_is_cleared(tree: Path) -> None:
     cleared = _compile(tree, "--clear-cache")
     assert "removed 3 files" in cleared.stderr
     assert "3 compiled, 0 from the cache" in cleared.stdout
+    assert _compile(tree, "--clear-cache", "decode:z").exit_code == 2
+    assert "0 compiled, 3 from the cache" in _compile(tree).stdout
 
 
 @pytest.mark.parametrize(
