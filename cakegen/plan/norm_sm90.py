@@ -40,7 +40,7 @@ def fused_norm_rule(tile: HopperTile, tokens: int, partials: int, rules: HopperP
     Three warps of each CTA multiply nothing; they have registers for a row, but not for the fp32 sums of several
     partials, nor has a CTA any where its warpgroups take turns.
     """
-    turns = "take turns with its tiles" if tile.tile_groups < MMA_WARPGROUPS else "share them"
+    turns = "take turns with its tiles" if tile.tile_groups < MMA_WARPGROUPS else "share its tiles"
     reason = (
         f"P = {partials} (needs 1: sums of several take more registers), a CTA's warpgroups {turns} (needs them shared,"
         f" for the same reason), {_row_counters(tokens, rules)} counters of rows (up to {MOST_ROW_COUNTERS})"

@@ -146,9 +146,11 @@ def test_name_must_be_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "other").mkdir()
     shutil.copy(paths.exports_root() / TINY / "export.toml", tmp_path / "other")
     monkeypatch.setattr(paths, "exports_root", lambda: tmp_path)
-    result = run("export", "other", "--dest", tmp_path)
-    assert result.exit_code == 1
-    assert f"other/export.toml: name = '{TINY}'; it must be its folder's name" in result.stderr
+    monkeypatch.chdir(tmp_path)
+    for argument in ("other", "other/export.toml"):
+        result = run("export", argument, "--dest", tmp_path)
+        assert result.exit_code == 1
+        assert f"other/export.toml: name = '{TINY}'; it must be its folder's name" in result.stderr
 
 
 def test_list_prints_every_key_once(trees: Path) -> None:

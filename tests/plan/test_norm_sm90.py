@@ -77,7 +77,7 @@ def test_rule_of_the_norm_says_what_it_lacks(kimi: Model, h200: DeviceFacts) -> 
         return rule_of(plan_tail(with_tile(kimi, block_n), h200, 8, 700, partials), "fused_norm")[1]
 
     assert reason(224, 1).startswith("P = 1 (needs 1: ")
-    assert "warpgroups share them" in reason(224, 1)
+    assert "warpgroups share its tiles (needs them shared" in reason(224, 1)
     assert reason(224, 3).startswith("P = 3 (needs 1: sums of several take more registers)")
     assert "warpgroups take turns with its tiles (needs them shared" in reason(128, 1)
 
