@@ -8,6 +8,7 @@ PATTERNS = {
     "remote stores and a cluster barrier": Pattern(
         kernel(
             """
+        STARTED;
         ASM("st.shared::cluster.u32 [%0], %1;" :: "r"(mapa(tile + t * 4, rank ^ 1)), "r"(rank * 100 + t) : "memory");
         cluster_arrive();
         cluster_wait();
@@ -22,7 +23,27 @@ PATTERNS = {
                 {"race"},
                 "nothing orders the two",
             ),
+            ("STARTED;", "", {"race"}, "no barrier.cluster has shown that it has started"),
         ),
+        grid=2,
+        cluster=2,
+    ),
+    "remote stores that the partner's copies read": Pattern(
+        kernel(
+            """
+        STARTED;
+        ASM("st.shared::cluster.u32 [%0], %1;" :: "r"(mapa(tile + t * 4, rank ^ 1)), "r"(rank * 100 + t) : "memory");
+        ASM("fence.proxy.async.shared::cluster;" ::: "memory");
+        cluster_arrive();
+        cluster_wait();
+        if (t == 0) {
+            ASM("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256;"
+                :: "l"(out + blockIdx.x * 64), "r"(tile) : "memory");
+            ASM("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
+        }""",
+            2,
+        ),
+        (("fence.proxy.async.shared::cluster", "fence.proxy.async.shared::cta", {"proxy"}, "async.shared::cluster"),),
         grid=2,
         cluster=2,
     ),
@@ -248,6 +269,13 @@ PATTERNS = {
         ),
         (
             ("fence_proxy_async_global(); /* writes */", "", {"proxy"}, "no fence.proxy.async.global"),
+            (
+                "fence_proxy_async_global(); /* writes */\n        warp_sync();\n        if (LANE0) {",
+                "warp_sync();\n        if (LANE0) { fence_proxy_async_global();",
+                {"proxy"},
+                "no fence.proxy.async.global",
+            ),
+            ("warp_sync();", "", {"race"}, ""),
             (
                 "reduce_add_release_gpu(counter, 1);",
                 'ASM("red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");',

@@ -149,6 +149,57 @@ PATTERNS = {
             ("warp_sync(); /* read */", "", {"race"}, "which another lane of the warp touched"),
         ),
     ),
+    "rows that lanes write and one lane stores": Pattern(
+        kernel("""
+        const u32 rows = tile + warp * 512;
+        st_shared_v4(rows + lane_id() * 16, Vec4{t, t, t, t});
+        fence_proxy_async_shared();
+        warp_sync();
+        if (LANE0) {
+            ASM("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 512;"
+                :: "l"(out + warp * 128), "r"(rows) : "memory");
+            ASM("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
+        }"""),
+        (
+            ("warp_sync();", "", {"race"}, "which another lane of the warp touched"),
+            (
+                "fence_proxy_async_shared();\n        warp_sync();\n        if (LANE0) {",
+                "warp_sync();\n        if (LANE0) { fence_proxy_async_shared();",
+                {"proxy"},
+                "no fence.proxy.async.shared::cta",
+            ),
+        ),
+    ),
+    "lanes that an mbarrier brings together": Pattern(
+        kernel("""
+        if (t < 2) mbarrier_init(smem + t * 8, 32);
+        fence_mbarrier_init();
+        __syncthreads();
+        const u32 cells = tile + warp * 128;
+        ASM("st.shared.u32 [%0], %1;" :: "r"(cells + lane_id() * 4), "r"(t) : "memory");
+        mbarrier_arrive(smem + warp * 8);
+        mbarrier_wait(smem + warp * 8, 0, watch);
+        u32 got;
+        ASM("ld.shared.u32 %0, [%1];" : "=r"(got) : "r"(cells + (lane_id() ^ 3) * 4) : "memory");
+        out[t] = got;"""),
+        (
+            (
+                "mbarrier_wait(smem + warp * 8, 0, watch);",
+                "",
+                {"race"},
+                "which another lane of the warp touched",
+            ),
+        ),
+    ),
+    "rows of matrices that other lanes read": Pattern(
+        kernel("""
+        const u32 rows = tile + warp * 512, lane = lane_id();
+        ASM("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %1, %1, %1};"
+            :: "r"(rows + lane * 16), "r"(t) : "memory");
+        warp_sync();
+        out[t] = ld_shared_v4(rows + lane * 16).x;"""),
+        (("warp_sync();", "", {"race"}, "which another lane of the warp touched"),),
+    ),
     "neighbouring elements of several warps": Pattern(
         kernel("""
         ASM("st.shared.u16 [%0], %1;" :: "r"(tile + (t % 32 * 2 + warp) * 2), "h"(u16(t)) : "memory");

@@ -26,6 +26,8 @@ class Pattern:
 WRAPPERS = """
 #define ASM(...) asm volatile(__VA_ARGS__)
 #define LANE0 (lane_id() == 0)
+#define STARTED \
+    ASM("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory")
 __device__ u32 load_relaxed(const u32* at) {
     u32 value;
     ASM("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");

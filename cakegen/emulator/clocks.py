@@ -11,7 +11,8 @@ How the rest of the emulator reports to it:
 
 Two conflicting accesses need an edge: the later thread must know the earlier access (`VISIBLE`), or, where a write
 follows a read, that it was performed (`EXECUTED`). A generic write that an asynchronous operation reads or overwrites
-needs a `fence.proxy.async` of the writing thread on that way too (PTX ISA 8.6, 9.7.13.4).
+needs a `fence.proxy.async` of the writing thread on that way too (PTX ISA 8.6, 9.7.13.4), and between lanes of one warp
+a `bar.warp.sync`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cakegen.emulator.faults import Fault
 from cakegen.emulator.ptx import Instruction
 from cakegen.emulator.shadow import IN_FLIGHT, WIDEST, Access, ReaderSets, Shadow
 from cakegen.emulator.thread import LANE_BITS, Memory, Thread
-from cakegen.emulator.vector_clock import EXECUTED, FENCED_GLOBAL, VISIBLE, Position, SyncPoint
+from cakegen.emulator.vector_clock import EXECUTED, VISIBLE, Position, SyncPoint
 
 Array = NDArray[Any]
 # Which cells: a memory, rows of it, and the bytes of a row.
@@ -82,9 +83,9 @@ class Clocks:
 
     # ---- memories ----
 
-    def watch(self, memory: Memory, num_bytes: int, name: Callable[[int], str], *, is_global: bool) -> None:
-        """A memory whose accesses will be reported; `name` says what an offset is called."""
-        self._shadows[id(memory)] = Shadow(num_bytes, name, is_global)
+    def watch(self, memory: Memory, num_bytes: int, name: Callable[[int], str], cta: int = -1) -> None:
+        """A memory whose accesses will be reported, of a CTA or global; `name` says what an offset is called."""
+        self._shadows[id(memory)] = Shadow(num_bytes, name, cta)
 
     def shadow(self, memory: Memory) -> Shadow:
         """The last accesses of a memory."""
@@ -108,7 +109,7 @@ class Clocks:
             Nothing orders it behind the last write.
         """
         writes, reads = shadow.views(width)
-        number = self._number(thread, False)
+        number = self._number(thread, False, -1)
         self._require_writes(thread, number, writes[rows], (shadow, rows, width), VISIBLE)
         lanes = shadow.lanes(width)
         if lanes is not None:
@@ -124,7 +125,7 @@ class Clocks:
             Nothing orders it behind the last write, or behind a read since.
         """
         writes, reads = shadow.views(width)
-        number = self._number(thread, True)
+        number = self._number(thread, True, shadow.space(thread.position))
         cells = (shadow, rows, width)
         self._require_writes(thread, number, writes[rows], cells, EXECUTED)
         self._require_reads(thread, number, reads[rows], cells)
@@ -196,36 +197,41 @@ class Clocks:
         self._accesses.append(access)
         return len(self._accesses) - 1
 
-    def _number(self, thread: Thread, writes: bool) -> int:
-        """The number of a thread's access by its instruction, the same until the thread's clock ticks."""
+    def _number(self, thread: Thread, writes: bool, space: int) -> int:
+        """The number of a thread's access by its instruction, the same until the thread's clock ticks.
+
+        Parameters
+        ----------
+        space
+            Of a write, for proxy fences.
+        """
         number = thread.recent.get((thread.index, writes))
         if number is None:
             what = "write" if writes else "read"
             number = self._access(thread, what, thread.slot, IN_FLIGHT, strong=thread.strong)
             thread.recent[thread.index, writes] = number
             thread.open.append(self._accesses[number])
-        elif thread.lanes is not None:
+            if writes:
+                thread.unfenced[space].append(self._accesses[number])
+        else:
             access = self._accesses[number]
-            access.lanes = None if access.lanes is None else access.lanes | thread.lanes
+            if access.lanes is not None:
+                access.lanes = None if thread.lanes is None else access.lanes | thread.lanes
         return number
 
     def _note_reading_lanes(self, thread: Thread, codes: Array, before: Array, rows: Array) -> None:
         """Who reads now; several lanes where this thread has read the cell before and nothing covers that yet."""
         own = thread.lane_codes(rows.size)
         for each in _distinct(before):
-            if any(self._is_open(thread, self._accesses[member]) for member in self._readers.members[each]):
+            if any(thread.is_apart(self._accesses[member]) for member in self._readers.members[each]):
                 own = np.where(codes[rows] == own, own, thread.several_lanes)
                 break
         codes[rows] = own
 
-    def _is_open(self, thread: Thread, access: Access) -> bool:
-        """A thread's own access that nothing has covered since."""
-        return access.slot == thread.slot and access.time == IN_FLIGHT
-
     def _crosses_lanes(
         self, thread: Thread, access: Access, earlier: Access, marked: Array, cells: Cells, which: int
     ) -> bool:
-        """Whether another lane of the thread made an access that is still open, at the marked cells."""
+        """Whether another lane of the thread made an access at the marked cells."""
         shadow, rows, width = cells
         if access.asynchronous:
             mine = thread.lanes
@@ -257,13 +263,13 @@ class Clocks:
         known = thread.known_to_proxy if access.by_proxy else thread.known
         for each in _distinct(before) - known:
             earlier = self._accesses[each]
-            if self._is_open(thread, earlier):
+            if thread.is_apart(earlier):
                 if self._crosses_lanes(thread, access, earlier, before == each, cells, 0):
                     raise self._lanes_fault(access, earlier, _first(before, each, cells))
-                if access.by_proxy:
+                if access.by_proxy and earlier.fence_time == IN_FLIGHT:
                     raise self._proxy_fault(access, earlier, cells[0], _first(before, each, cells))
             elif earlier.is_before(thread.clock, VISIBLE):
-                fenced = earlier.asynchronous or earlier.is_before(thread.clock, cells[0].fenced_row)
+                fenced = earlier.asynchronous or earlier.is_fenced_before(thread.clock)
                 if access.by_proxy and not fenced:
                     raise self._proxy_fault(access, earlier, cells[0], _first(before, each, cells))
                 known.add(each)
@@ -277,12 +283,12 @@ class Clocks:
             late = [
                 earlier
                 for earlier in (self._accesses[member] for member in self._readers.members[each])
-                if not earlier.is_before(thread.clock, EXECUTED)
+                if thread.is_apart(earlier) or not earlier.is_before(thread.clock, EXECUTED)
             ]
             if not late:
                 thread.known_readers.add(each)
             for earlier in late:
-                if self._is_open(thread, earlier):
+                if thread.is_apart(earlier):
                     if self._crosses_lanes(thread, access, earlier, before == each, cells, 1):
                         raise self._lanes_fault(access, earlier, _first(before, each, cells))
                 elif not access.tolerates(earlier):
@@ -304,7 +310,8 @@ class Clocks:
         )
 
     def _proxy_fault(self, access: Access, earlier: Access, shadow: Shadow, place: str) -> Fault:
-        space = "global" if shadow.fenced_row == FENCED_GLOBAL else "shared::cta"
+        away = earlier.position.cta != shadow.cta
+        space = "global" if shadow.cta < 0 else "shared::cluster" if away else "shared::cta"
         return Fault(
             "proxy",
             f"{access.what} touches {place} by the asynchronous proxy; the generic {earlier.what} there is ordered "

@@ -1,4 +1,4 @@
-"""`fence` and `membar` as what they do to a thread's clock. Imports ptx, vector_clock and errors.
+"""`fence` and `membar` as what they do to a thread's clock. Imports ptx, shadow, vector_clock and errors.
 
 PTX ISA 9.7.13.4.
 """
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.ptx import Instruction
-from cakegen.emulator.vector_clock import CLUSTER, FENCED_GLOBAL, FENCED_SHARED, SCOPES
+from cakegen.emulator.shadow import GLOBAL_SPACE, OWN_SHARED, PEER_SHARED
+from cakegen.emulator.vector_clock import CLUSTER, SCOPES
 from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ Fence = Callable[["Warp", Mask], None]
 
 # `membar.gl` is `fence.sc.gpu` (PTX ISA 9.7.13.4)
 _SCOPES = {**SCOPES, "gl": SCOPES["gpu"]}
-_ASYNC_ROWS = {
-    (): (FENCED_SHARED, FENCED_GLOBAL),
-    ("global",): (FENCED_GLOBAL,),
-    ("shared::cta",): (FENCED_SHARED,),
-    ("shared::cluster",): (FENCED_SHARED,),
+# Where a proxy fence covers writes: with `.shared::cta`, not those to the shared memory of other CTAs
+_ASYNC_SPACES = {
+    (): (GLOBAL_SPACE, OWN_SHARED, PEER_SHARED),
+    ("global",): (GLOBAL_SPACE,),
+    ("shared::cta",): (OWN_SHARED,),
+    ("shared::cluster",): (OWN_SHARED, PEER_SHARED),
 }
 
 
@@ -60,13 +62,13 @@ def _effect(instruction: Instruction) -> Callable[[Thread, Mask], None] | None:
         scopes = [_SCOPES[part] for part in rest if part in _SCOPES]
         scope = scopes[0] if scopes else CLUSTER
         return lambda thread, lanes: thread.fence(lanes, scope, releases=kind != "acquire", acquires=kind != "release")
-    if kind == "proxy" and rest[0] == "async" and tuple(rest[1:]) in _ASYNC_ROWS:
-        rows = _ASYNC_ROWS[tuple(rest[1:])]
-        return lambda thread, lanes: thread.fence_proxy(lanes, rows)
+    if kind == "proxy" and rest[0] == "async" and tuple(rest[1:]) in _ASYNC_SPACES:
+        spaces = _ASYNC_SPACES[tuple(rest[1:])]
+        return lambda thread, lanes: thread.fence_proxy(lanes, spaces)
     if kind == "proxy" and rest[0] == "async::generic":
         # the acquiring half orders reads, which need no fence here
-        rows = (FENCED_SHARED, FENCED_GLOBAL) if rest[1] == "release" else ()
-        return lambda thread, lanes: thread.fence_proxy(lanes, rows)
+        spaces = _ASYNC_SPACES[()] if rest[1] == "release" else ()
+        return lambda thread, lanes: thread.fence_proxy(lanes, spaces)
     if kind == "proxy" and rest[0] in ("tensormap::generic", "alias"):
         # maps are constant parameters here, and no address has an alias
         return lambda thread, lanes: None

@@ -14,6 +14,7 @@ from cakegen.emulator.arithmetic import shuffle
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.launch_control import first_ctaid, is_canceled
 from cakegen.emulator.memory import RANK_SHIFT, SHARED_WINDOW, SharedMemory
+from cakegen.errors import EmulationError
 
 if TYPE_CHECKING:
     from cakegen.emulator.warp import Warp
@@ -24,13 +25,15 @@ Mask = NDArray[np.bool_] | None
 ALL = b"\x01" * 32
 NONE = b"\x00" * 32
 _LANE_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
+_ALL_MEMBERS = b"\xff" * 128
 
 
 def environment() -> dict[str, Any]:
     """Names that blocks use."""
     names = (
-        "branch divergent_branch pack unpack load_shared load_cluster load_global load_generic store_shared "
-        "store_cluster store_global store_generic shuffle_lanes vote_ballot vote_any vote_all elect_lane store_matrices"
+        "branch divergent_branch pack unpack load_shared load_cluster load_global load_constant load_generic "
+        "store_shared store_cluster store_global store_generic shuffle_lanes vote_ballot vote_any vote_all elect_lane "
+        "sync_lanes store_matrices part_of_warp"
     )
     table = {name: globals()[name] for name in names.split()}
     return table | {"is_canceled": is_canceled, "first_ctaid": first_ctaid}
@@ -103,7 +106,13 @@ def _peer(w: Warp, addresses: Lanes) -> SharedMemory:
     ranks = addresses >> np.uint32(RANK_SHIFT)
     if (ranks != ranks[0]).any():
         raise Fault("out-of-bounds", "lanes of one shared::cluster access name different CTAs (not modelled)")
-    return w.cta.peer(int(ranks[0])).shared
+    rank = int(ranks[0])
+    if rank != w.cta.shared.rank and not w.cta.cluster.barrier.generation:
+        raise Fault(
+            "race",
+            f"an access to shared memory of cluster rank {rank}, and no barrier.cluster has shown that it has started",
+        )
+    return w.cta.peer(rank).shared
 
 
 def load_cluster(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
@@ -126,6 +135,14 @@ def load_global(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, i
     if not active.size:
         return np.zeros((length, 32), kind)
     return _items(_spread(w.memory.load(addresses[active], width, thread), active, width), kind)
+
+
+def load_constant(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
+    """`ld.global.nc`: of memory that the launch does not write."""
+    active = addresses if mask is None else addresses[mask]
+    if active.size:
+        w.memory.require_constant(active, int(kind[1]) * length, w.at(index, mask))
+    return load_global(w, addresses, kind, length, mask, index, strong)
 
 
 def _in_shared_window(addresses: Lanes, mask: Mask) -> bool:
@@ -191,44 +208,74 @@ def store_global(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, ind
 def shuffle_lanes(w: Warp, mode: str, value: Lanes, b: Lanes, c: Lanes, members: Lanes, mask: Mask) -> Any:
     """`shfl.sync`; reading a lane that does not take part is a fault."""
     result, inside = shuffle(mode, value, b, c)
-    active = _require_members(members, mask)
+    active = _require_members(w, members, mask)
     if active is not None:
         source, _ = shuffle(mode, np.arange(32, dtype=np.uint32), b, c)
-        if not active[source[active]].all():
+        listed = members >> source & np.uint32(1) != 0
+        if not (active[source] & listed)[active].all():
             raise Fault("divergence", "shfl.sync reads a lane that does not execute it")
     return result, inside
 
 
-def _require_members(members: Lanes, mask: Mask) -> Mask:
-    if mask is None:
+def _require_members(w: Warp, members: Lanes, mask: Mask) -> Mask:
+    """The active lanes, or None where all 32 are and name all 32.
+
+    Raises
+    ------
+    Fault
+        A lane executes it whose own mask leaves it out, or names a lane that does not execute it with the same mask.
+    """
+    if mask is None and members.tobytes() == _ALL_MEMBERS:
         return None
-    listed = (members[mask][0] & _LANE_BITS) != 0
-    if not listed[mask].all():
-        raise Fault("divergence", f"a lane executes it that its member mask {int(members[mask][0]):#x} leaves out")
-    return mask
+    active = np.ones(32, np.bool_) if mask is None else mask
+    # [lane that executes it, lane that it names]
+    named = (members[:, None] & _LANE_BITS != 0)[active]
+    own = members[active]
+    if not (own & _LANE_BITS[active]).all():
+        raise Fault("divergence", f"a lane executes it that its member mask {int(own[0]):#x} leaves out")
+    if (named & w.live_lanes() & ~active).any():
+        raise Fault("divergence", f"a lane of its member mask {int(own[0]):#x} does not execute it")
+    if (named & active & (members != own[:, None])).any():
+        raise Fault("divergence", "its lanes name each other with different member masks")
+    return active
 
 
-def vote_ballot(predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
-    """`vote.sync.ballot.b32`."""
-    active = predicate if mask is None else predicate & mask
-    return np.full(32, int((_LANE_BITS * active).sum()), np.uint32)
+def sync_lanes(w: Warp, members: Lanes, mask: Mask) -> None:
+    """`bar.warp.sync`."""
+    w.sync_lanes(_require_members(w, members, mask))
 
 
-def vote_any(predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
+def vote_ballot(w: Warp, predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
+    """`vote.sync.ballot.b32`: of the lanes that each lane's mask names."""
+    active = _require_members(w, members, mask)
+    voted = predicate if active is None else predicate & active
+    ballots: Lanes = np.uint32((_LANE_BITS * voted).sum()) & members
+    return ballots
+
+
+def vote_any(w: Warp, predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
     """`vote.sync.any.pred`."""
-    return np.full(32, bool((predicate if mask is None else predicate[mask]).any()))
+    return np.asarray(vote_ballot(w, predicate, members, mask) != 0)
 
 
-def vote_all(predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
+def vote_all(w: Warp, predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
     """`vote.sync.all.pred`."""
-    return np.full(32, bool((predicate if mask is None else predicate[mask]).all()))
+    return np.asarray(vote_ballot(w, ~predicate, members, mask) == 0)
 
 
 def elect_lane(w: Warp, members: Lanes, mask: Mask) -> Any:
     """`elect.sync`: one lane of the mask, the same for the same mask; which one is the launch's choice."""
-    active = np.arange(32) if mask is None else np.flatnonzero(mask)
+    among = _require_members(w, members, mask)
+    if among is not None and (members[among] != members[among][0]).any():
+        raise EmulationError("elect.sync of lanes with several member masks at once is not modelled")
+    active = np.arange(32) if among is None else np.flatnonzero(among)
     lane = int(active[w.machine.elect_salt % active.size])
     return np.full(32, lane, np.uint32), np.arange(32) == lane
+
+
+def part_of_warp(what: str) -> None:
+    """An instruction that wants all 32 lanes, reached by fewer."""
+    raise Fault("divergence", f"{what} by a part of the warp")
 
 
 def store_matrices(w: Warp, addresses: Lanes, registers: list[Lanes], transposed: bool, mask: Mask, index: int) -> None:
@@ -241,4 +288,7 @@ def store_matrices(w: Warp, addresses: Lanes, registers: list[Lanes], transposed
         matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
     rows = matrices.reshape(-1, 8).view(np.uint8)
     _own_window(w, addresses[: 8 * len(registers)])
-    w.cta.shared.store(addresses[: 8 * len(registers)], rows, w.at(index, mask))
+    thread = w.at(index, mask)
+    w.cta.shared.store(
+        addresses[: 8 * len(registers)], rows, None if thread is None else thread.at(index, mask, collective=True)
+    )

@@ -134,7 +134,7 @@ class Machine:
         clocks = Clocks(self.kernel.instructions, self.strict_scopes)
         for buffer in self.memory.buffers:
             if not buffer.read_only:
-                clocks.watch(buffer, buffer.num_bytes, buffer.place, is_global=True)
+                clocks.watch(buffer, buffer.num_bytes, buffer.place)
         return clocks
 
     def _pack_parameters(self) -> bytes:
@@ -354,5 +354,5 @@ class Machine:
     def _member_lanes(self, operand: Any, strand: Strand) -> Array:
         value = operand.value if isinstance(operand, Immediate) else 0xFFFFFFFF
         if isinstance(operand, Register):
-            value = int(strand.warp.registers[operand.index][strand.mask][0])
+            value = int(np.bitwise_or.reduce(strand.warp.registers[operand.index][strand.mask]))
         return (value >> np.arange(32) & 1).astype(np.bool_)

@@ -194,6 +194,15 @@ class GlobalMemory:
             thread.read(buffer, rows, width)
         return buffer.rows(width)[rows]
 
+    def require_constant(self, addresses: Lanes, width: int, thread: Thread | None) -> None:
+        """Refuse a read through the non-coherent path of what this launch has written (PTX ISA 9.7.9.9)."""
+        buffer, offsets = self.find(addresses, width, "read")
+        if thread is None or buffer.read_only:
+            return
+        writes, _ = thread.clocks.shadow(buffer).views(width)
+        if writes[(offsets // np.uint64(width)).astype(np.int64)].any():
+            raise Fault("race", f"ld.global.nc of {buffer.name} + {int(offsets[0])}, which this launch has written")
+
     def store(self, addresses: Lanes, values: Bytes, cta: int, thread: Thread | None = None) -> None:
         """Write `[lanes, width]` bytes."""
         width = values.shape[1]
@@ -202,7 +211,9 @@ class GlobalMemory:
         rows = (offsets // np.uint64(width)).astype(np.int64)
         if thread is not None:
             thread.write(buffer, rows, width)
-        buffer.rows(width)[rows] = values
+        cells = buffer.rows(width)
+        cells[rows] = values
+        _refuse_conflict(thread, cells[rows], values, offsets, f"{buffer.name} +")
 
     def note_read(self, buffer: Buffer, offsets: Lanes, width: int) -> None:
         """Refuse a read that no order puts behind the write that it wants."""
@@ -215,6 +226,15 @@ class GlobalMemory:
         if self.accesses is not None:
             self.accesses.write(buffer, offsets, width)
         buffer.note_write(offsets, width, self._first_writer + cta)
+
+
+def _refuse_conflict(thread: Thread | None, found: Bytes, values: Bytes, offsets: Lanes, place: str) -> None:
+    """Two lanes of one weak store wrote different values to one place: which of them stays is open (PTX ISA 8.7)."""
+    if thread is None or thread.strong >= 0 or found.tobytes() == values.tobytes():
+        return
+    lost = int(offsets[(found != values).any(axis=1)][0])
+    lost -= SHARED_START if place == "shared offset" else 0
+    raise Fault("race", f"two lanes of one store write different values to {place} {lost}")
 
 
 class SharedMemory:
@@ -291,6 +311,7 @@ class SharedMemory:
             thread.write(self, rows, width)
         data[rows] = values
         valid[rows] = 1
+        _refuse_conflict(thread, data[rows], values, offsets, "shared offset")
 
     def _refuse_pending(self, offsets: Lanes, marks: NDArray[np.int16], kind: str, what: str) -> None:
         # on 32 elements count_nonzero takes a fifth of the time of any

@@ -191,7 +191,7 @@ class Residency:
 def _admit_threads(clocks: Clocks, cluster: Cluster) -> None:
     positions = [cta.position for cta in cluster.ctas]
     for cta, threads in zip(cluster.ctas, clocks.admit(positions, len(cluster.ctas[0].warps)), strict=True):
-        clocks.watch(cta.shared, cta.shared.num_bytes, cta.place, is_global=False)
+        clocks.watch(cta.shared, cta.shared.num_bytes, cta.place, cta.index)
         for warp, thread in zip(cta.warps, threads, strict=True):
             warp.thread = thread
 

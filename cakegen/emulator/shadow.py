@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Where, lanes_text
 from cakegen.emulator.ptx import Instruction
-from cakegen.emulator.vector_clock import EXECUTED, FENCED_GLOBAL, FENCED_SHARED, Position, VectorClock
+from cakegen.emulator.vector_clock import EXECUTED, VISIBLE, Position, VectorClock
 
 Ids = NDArray[np.int32]
 Indices = NDArray[np.int64]
@@ -22,6 +22,8 @@ Indices = NDArray[np.int64]
 WIDEST = 16
 # Later than any time that a thread can know: an operation that is still in flight.
 IN_FLIGHT = (1 << 31) - 1
+# What a proxy fence may cover, as its thread sees it: global memory, its CTA's shared memory, that of other CTAs.
+GLOBAL_SPACE, OWN_SHARED, PEER_SHARED = range(3)
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +40,10 @@ class Access:
         Through the asynchronous proxy.
     strong
         Scope of a strong access (`.relaxed`, `.acquire`, `.volatile`, an atomic); -1 of a weak one.
+    fence_time
+        Of a generic write: when all lanes that made it had executed a `fence.proxy.async` for its memory.
+    fence_lanes
+        Those that have, while others have not.
     """
 
     slot: int
@@ -50,6 +56,8 @@ class Access:
     asynchronous: bool = False
     by_proxy: bool = False
     strong: int = -1
+    fence_time: int = IN_FLIGHT
+    fence_lanes: NDArray[np.bool_] | None = None
 
     @property
     def where(self) -> Where:
@@ -60,6 +68,20 @@ class Access:
     def is_before(self, clock: VectorClock, row: int) -> bool:
         """Whether a clock knows it."""
         return clock.knows(row, self.slot, self.time)
+
+    def is_fenced_before(self, clock: VectorClock) -> bool:
+        """Whether a clock knows the proxy fence behind this write."""
+        return clock.knows(VISIBLE, self.slot, self.fence_time)
+
+    def fence(self, lanes: NDArray[np.bool_] | None, time: int) -> bool:
+        """Some lanes (None: all) execute a proxy fence; whether all that made this write have now."""
+        if lanes is not None and not lanes.all():
+            done = lanes if self.fence_lanes is None else self.fence_lanes | lanes
+            if self.lanes is None or (self.lanes & ~done).any():
+                self.fence_lanes = done
+                return False
+        self.fence_time = time
+        return True
 
     def tolerates(self, other: Access) -> bool:
         """Both are strong, of one proxy, and their scopes hold each other: no race (PTX ISA 8.7, morally strong)."""
@@ -102,20 +124,24 @@ class Shadow:
     ----------
     name
         What an offset is called in a report.
-    fenced_row
-        The row of a clock that `fence.proxy.async` fills for this kind of memory.
+    cta
+        Whose shared memory it is; -1: global memory.
     """
 
-    def __init__(self, num_bytes: int, name: Callable[[int], str], is_global: bool) -> None:
+    def __init__(self, num_bytes: int, name: Callable[[int], str], cta: int = -1) -> None:
         self.name = name
-        self.fenced_row = FENCED_GLOBAL if is_global else FENCED_SHARED
+        self.cta = cta
         self.cell = WIDEST
         cells = -(-num_bytes // 64) * 64 // WIDEST
         self._writes: Ids = np.zeros(cells, np.int32)
         self._reads: Ids = np.zeros(cells, np.int32)
-        self._lanes: tuple[Ids, Ids] | None = None if is_global else (self._reads.copy(), self._reads.copy())
+        self._lanes: tuple[Ids, Ids] | None = None if cta < 0 else (self._reads.copy(), self._reads.copy())
         self._lane_views: dict[int, tuple[Ids, Ids]] = {}
         self._views: dict[int, tuple[Ids, Ids]] = {}
+
+    def space(self, position: Position) -> int:
+        """What this memory is to a thread at a position, for its proxy fences."""
+        return GLOBAL_SPACE if self.cta < 0 else OWN_SHARED if self.cta == position.cta else PEER_SHARED
 
     def views(self, width: int) -> tuple[Ids, Ids]:
         """Last writes and reads as `[n, cells]`: a row is `width` bytes."""

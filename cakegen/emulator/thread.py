@@ -1,7 +1,8 @@
-"""A warp as the checker of happens-before sees it: its clock, and how the clock grows. Imports vector_clock only.
+"""A warp as the checker of happens-before sees it: its clock, and how the clock grows. Imports shadow, vector_clock.
 
 A warp has one clock, but its lanes are told apart: an access is *open* until a release by its own lanes, a barrier
-or a `bar.warp.sync` covers it. Open accesses are known to nobody else, and to no other lane.
+or a `bar.warp.sync` covers it. Open accesses are known to nobody else. To another lane of the warp an access is known
+once a barrier or a `bar.warp.sync` has come, or what was released behind it has been acquired here again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.vector_clock import EXECUTED, GPU, Position, Released, SyncPoint, VectorClock
+from cakegen.emulator.shadow import PEER_SHARED
+from cakegen.emulator.vector_clock import EXECUTED, GPU, VISIBLE, Position, Released, SyncPoint, VectorClock
 
 if TYPE_CHECKING:
     from cakegen.emulator.clocks import Clocks
@@ -36,7 +38,7 @@ class Thread:
         self.warp = warp
         self.clock = VectorClock(low, size)
         self.now = 0
-        self.index, self.strong, self._orders, self._chained = 0, -1, False, False
+        self.index, self.strong, self._orders, self._chained, self._collective = 0, -1, False, False, False
         self.lanes: Mask = None
         # accesses that are known to come before: a clock only grows
         self.known: set[int] = {0}
@@ -44,13 +46,26 @@ class Thread:
         self.known_readers: set[int] = {0}
         self.recent: dict[tuple[int, bool], int] = {}
         self.open: list[Access] = []
+        # generic writes that no proxy fence covers, by their space
+        self.unfenced: tuple[list[Access], ...] = tuple([] for _ in range(PEER_SHARED + 1))
+        # up to this time, each lane's accesses are known to every other
+        self.met = 0
         self._codes = ((slot << LANE_BITS) + np.arange(32, dtype=np.int32)).reshape(32, 1)
         self._fenced: list[VectorClock | None] = [None] * (GPU + 1)
         self._observed: list[VectorClock | None] = [None] * (GPU + 1)
         self._initialised: VectorClock | None = None
         self.tick()
 
-    def at(self, index: int, lanes: Mask, strong: int = -1, *, orders: bool = False, chained: bool = False) -> Thread:
+    def at(
+        self,
+        index: int,
+        lanes: Mask,
+        strong: int = -1,
+        *,
+        orders: bool = False,
+        chained: bool = False,
+        collective: bool = False,
+    ) -> Thread:
         """Itself, about to touch memory by the instruction of that index.
 
         Parameters
@@ -61,8 +76,11 @@ class Thread:
             A strong read acquires, a strong write releases; else they are relaxed.
         chained
             The write belongs to an atomic: what others released through the word stays released.
+        collective
+            Each row that is touched comes from several lanes.
         """
         self.index, self.lanes, self.strong, self._orders, self._chained = index, lanes, strong, orders, chained
+        self._collective = collective
         return self
 
     def read(self, memory: Memory, rows: Array, width: int) -> None:
@@ -126,7 +144,7 @@ class Thread:
 
     def lane_codes(self, count: int) -> Array:
         """`[count, 1]`: which lane of which warp makes each of the accesses that it is `at`."""
-        if count == 32 and (self.lanes is None or self.lanes.all()):
+        if count == 32 and not self._collective and (self.lanes is None or self.lanes.all()):
             return self._codes
         active = None if self.lanes is None else np.flatnonzero(self.lanes)
         if active is None or active.size != count:
@@ -152,7 +170,16 @@ class Thread:
     def sync_lanes(self, lanes: Mask) -> None:
         """`bar.warp.sync`: what the lanes accessed before comes before what they do next (PTX ISA 9.7.13.2)."""
         self.close(lanes)
+        self.met = self.now
         self.tick()
+
+    def is_apart(self, access: Access) -> bool:
+        """Whether it is the warp's own, and its lanes do not know of each other's part in it yet."""
+        return access.slot == self.slot and access.time > self.met
+
+    def _meet(self, clock: VectorClock) -> None:
+        """What comes back from elsewhere is known to all lanes."""
+        self.met = max(self.met, clock.time_of(self.slot, VISIBLE))
 
     def learn(self, slot: int, time: int) -> None:
         """A unit's operations up to a time are complete and visible here."""
@@ -178,7 +205,9 @@ class Thread:
 
     def acquire(self, point: SyncPoint, scope: int) -> None:
         """Take what was released at a point for this thread's place."""
-        point.acquire(self.clock, self.position, scope, strict=self.clocks.strict_scopes)
+        strict = self.clocks.strict_scopes
+        self.met = max(self.met, point.returned(self.slot, self.position, scope, strict=strict))
+        point.acquire(self.clock, self.position, scope, strict=strict)
 
     def observe(self, point: SyncPoint, scope: int) -> None:
         """Read without an order of its own: a later fence acquires what was released there."""
@@ -193,6 +222,7 @@ class Thread:
 
     def join(self, clock: VectorClock) -> None:
         """Take all of a clock: a barrier of the CTA, or of the cluster."""
+        self._meet(clock)
         self.clock.join(clock)
 
     def leave(self, clock: VectorClock | None) -> VectorClock:
@@ -213,6 +243,7 @@ class Thread:
             for level in range(scope + 1):
                 observed = self._observed[level]
                 if observed is not None:
+                    self._meet(observed)
                     self.clock.join(observed)
         if releases:
             self.close(lanes)
@@ -221,11 +252,11 @@ class Thread:
                 self._fenced[level] = snapshot
             self.tick()
 
-    def fence_proxy(self, lanes: Mask, rows: Iterable[int]) -> None:
-        """`fence.proxy.async`: the lanes' own generic writes up to now."""
-        self.close(lanes)
-        for row in rows:
-            self.clock.learn(self.slot, self.now, row)
+    def fence_proxy(self, lanes: Mask, spaces: Iterable[int]) -> None:
+        """`fence.proxy.async`: the lanes' own generic writes up to now. It is no fence of memory: nothing is closed."""
+        for space in spaces:
+            unfenced = self.unfenced[space]
+            unfenced[:] = [access for access in unfenced if not access.fence(lanes, self.now)]
         self.tick()
 
     def fence_initialised(self) -> None:

@@ -222,7 +222,7 @@ class _BlockWriter:
             items = target.items if isinstance(target, Vector) else (target,)
             self._line(index, self._assign_all(items, *query, mask))
         elif root == "bar":
-            self._line(index, f"w.sync_lanes({mask})")
+            self._line(index, f"sync_lanes(w, {self._writer.read(instruction.operands[0], 'u4')}, {mask})")
         elif root == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
             self._line(index, self._pack_or_unpack(instruction, mask))
         elif self._writer.knows(root):
@@ -319,6 +319,7 @@ class _BlockWriter:
             texts = [f"w.parameter({start + step * number}, '{kind}')" for number in range(length)]
             return "; ".join(self._assign(item, text, kind, mask) for item, text in zip(items, texts, strict=True))
         name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
+        name = "load_constant" if "nc" in instruction.parts and space == "global" else name
         return self._assign_all(
             items, f"{name}(w, {text}, '{kind}', {length}, {mask}, {index}{_strong(instruction)})", kind, mask
         )
@@ -347,7 +348,7 @@ class _BlockWriter:
         target, predicate, members = instruction.operands
         if mode not in ("ballot", "any", "all"):
             raise self._writer.refuse(instruction)
-        text = f"vote_{mode}({self._writer.read(predicate, '?')}, {self._writer.read(members, 'u4')}, {mask})"
+        text = f"vote_{mode}(w, {self._writer.read(predicate, '?')}, {self._writer.read(members, 'u4')}, {mask})"
         return self._assign(target, text, "u4" if mode == "ballot" else "?", mask)
 
     def _elect(self, index: int, instruction: Instruction, mask: str) -> str:
@@ -371,6 +372,10 @@ class _BlockWriter:
 
     def _wgmma(self, index: int, instruction: Instruction, mask: str) -> str:
         what = instruction.parts[1]
+        if instruction.guard is not None:
+            raise self._writer.refuse(instruction)
+        if self._divergent:
+            return f"part_of_warp({instruction.opcode!r})"
         if what == "fence":
             return "w.wgmma.fence(R)"
         if what == "commit_group":
@@ -378,8 +383,6 @@ class _BlockWriter:
         if what == "wait_group":
             (pending,) = instruction.operands
             return f"w.wgmma.wait({getattr(pending, 'value', 0)}, R)"
-        if mask not in ("None", "m"):
-            raise self._writer.refuse(instruction)
         self._program.scope["I"][index] = decode_wgmma(instruction)
         self._flush = True
         return f"w.wgmma.issue(I[{index}], R, {index})"

@@ -1,14 +1,12 @@
 """Leaf module: vector clocks, and the points through which they travel from one thread to another. Imports numpy only.
 
 A *slot* is one thread of control: a warp, or an asynchronous unit (the copies that count on one mbarrier, the wgmmas of
-one warp). A vector clock says of every slot up to which time of that slot something is known. It has four rows:
+one warp). A vector clock says of every slot up to which time of that slot something is known. It has two rows:
 
 | row | what is known up to that time |
 | --- | --- |
 | `VISIBLE` | accesses that happen before, so that their writes are seen (PTX ISA 8.9.5, causality order) |
 | `EXECUTED` | accesses that have been performed: enough to overwrite what they read |
-| `FENCED_SHARED` | generic writes to shared memory that a `fence.proxy.async` of their thread followed |
-| `FENCED_GLOBAL` | the same for global memory |
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-VISIBLE, EXECUTED, FENCED_SHARED, FENCED_GLOBAL = range(4)
-ROWS = 4
+VISIBLE, EXECUTED = range(2)
+ROWS = 2
 # Scopes, each inside of the next; `sys` reaches what `gpu` does, since there is one GPU.
 CTA, CLUSTER, GPU = range(3)
 SCOPES = {"cta": CTA, "cluster": CLUSTER, "gpu": GPU, "sys": GPU}
@@ -46,7 +44,12 @@ class VectorClock:
         column = slot - self.low
         return 0 <= column < self.rows.shape[1] and bool(self.rows[row, column] >= time)
 
-    def learn(self, slot: int, time: int, rows: slice | int = slice(0, FENCED_SHARED)) -> None:
+    def time_of(self, slot: int, row: int) -> int:
+        """The time up to which a slot is known; 0: nothing is known of it."""
+        column = slot - self.low
+        return int(self.rows[row, column]) if 0 <= column < self.rows.shape[1] else 0
+
+    def learn(self, slot: int, time: int, rows: slice | int = slice(0, ROWS)) -> None:
         """One slot is known up to a time."""
         self._cover(slot, slot + 1)
         column = slot - self.low
@@ -168,6 +171,13 @@ class SyncPoint:
         """Take only that accesses were performed."""
         if self._performed is not None:
             clock.join(self._performed, EXECUTED)
+
+    def returned(self, slot: int, position: Position, scope: int, *, strict: bool) -> int:
+        """Up to which time of its own slot an acquire brings back what the thread itself released."""
+        times = [left.time_of(slot, VISIBLE) for _, left in self.parts(position, scope)]
+        if self._performed is not None and not strict:
+            times.append(self._performed.time_of(slot, EXECUTED))
+        return max(times, default=0)
 
     def leave(self, area: tuple[int, int], clock: VectorClock) -> None:
         """Leave a clock for one area."""

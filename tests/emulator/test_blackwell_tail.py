@@ -152,6 +152,12 @@ FAULTS = {
         SLAB_STORE.replace("    fence_proxy_async_shared();\n", ""),
         ("proxy",),
     ),
+    "slabs that one lane stores while others may still write": (
+        tail(8, 129),
+        SLAB_STORE,
+        SLAB_STORE.replace("    warp_sync();\n", ""),
+        ("race",),
+    ),
     "slabs that nothing waits for": (
         tail(8, 129),
         "        bulk_wait_group<0>();\n",

@@ -113,6 +113,7 @@ EARLY = {"race", "unwritten-read", "proxy"}
 PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
     "writes not fenced": (TWO_ROWS, WRITTEN, WRITTEN.split("\n", 1)[1], {"proxy"}),
     "first rows not fenced": (SOME_FIRST, WRITTEN, WRITTEN.split("\n", 1)[1], {"proxy"}),
+    "lanes not waited for": (TWO_ROWS, WRITTEN, WRITTEN.replace("        warp_sync();\n", ""), {"race"}),
     "relaxed count": (TWO_ROWS, "red.release.gpu", "red.relaxed.gpu", {"race"}),
     "relaxed wait": (TWO_ROWS, "ld.acquire.gpu", "ld.relaxed.gpu", {"race"}),
     "no wait": (TWO_ROWS, WAIT, "", EARLY),

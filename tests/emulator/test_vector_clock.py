@@ -10,7 +10,6 @@ from cakegen.emulator.vector_clock import (
     CLUSTER,
     CTA,
     EXECUTED,
-    FENCED_SHARED,
     GPU,
     VISIBLE,
     Position,
@@ -34,7 +33,8 @@ def test_join_of_clocks_of_different_windows_keeps_both() -> None:
     assert clock.knows(VISIBLE, 2, 7)
     assert not clock.knows(VISIBLE, 2, 8)
     assert clock.knows(EXECUTED, 10, 4)
-    assert not clock.knows(FENCED_SHARED, 10, 1)
+    assert clock.time_of(2, VISIBLE) == 7
+    assert clock.time_of(99, EXECUTED) == 0
     assert not clock.knows(VISIBLE, 99, 1)
 
 
@@ -90,7 +90,7 @@ def test_landing_for_the_cluster_is_not_seen_at_the_scope_of_a_cta() -> None:
 
 
 def test_narrow_access_refines_a_shadow_and_keeps_what_it_holds() -> None:
-    shadow = Shadow(256, str, is_global=False)
+    shadow = Shadow(256, str, cta=0)
     shadow.views(16)[0][2] = 9
     writes, reads = shadow.views(2)
     assert np.flatnonzero(writes[:, 0]).tolist() == list(range(16, 24))
