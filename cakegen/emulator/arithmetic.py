@@ -149,8 +149,14 @@ def divide(a: Lanes, b: Lanes) -> Lanes:
     """Integer `div`: towards zero. By zero: all ones, which is what devices give (the ISA leaves it open)."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     signed = a.dtype.kind == "i"
-    quotient = np.sign(a) * np.sign(safe) * (np.abs(a) // np.abs(safe)) if signed else a // safe
-    return np.where(b == 0, ~a.dtype.type(0), quotient.astype(a.dtype))
+    if signed:
+        # magnitudes are unsigned: that of the smallest value has no signed counterpart
+        unsigned = f"u{a.dtype.itemsize}"
+        magnitude = (np.abs(a).view(unsigned) // np.abs(safe).view(unsigned)).view(a.dtype)
+        quotient = np.where((a < 0) != (safe < 0), -magnitude, magnitude)
+    else:
+        quotient = a // safe
+    return np.where(b == 0, ~a.dtype.type(0), quotient)
 
 
 def remainder(a: Lanes, b: Lanes) -> Lanes:

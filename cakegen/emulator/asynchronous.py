@@ -36,12 +36,24 @@ _BULK_FORMS = {
     ("shared::cluster", "global", "mbarrier::complete_tx::bytes"),
     ("shared::cta", "global", "mbarrier::complete_tx::bytes"),
 }
+_SPACES = {"shared", "shared::cta", "b64"}
+_SCOPED = _SPACES | {"shared::cluster", "relaxed", "cta", "cluster"}
+# What may stand behind an operation (PTX ISA 9.7.13.15); `noComplete` and `arrive_drop` are not modelled.
+_MBARRIER_FORMS = {
+    "init": _SPACES,
+    "inval": _SPACES,
+    "arrive": _SCOPED | {"release", "expect_tx"},
+    "expect_tx": _SCOPED,
+    "complete_tx": _SCOPED,
+    "try_wait": _SCOPED - {"shared::cluster"} | {"acquire", "parity"},
+    "test_wait": _SCOPED - {"shared::cluster"} | {"acquire", "parity"},
+}
 
 
 def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """`mbarrier.*`, lane by lane."""
     what = instruction.parts[1]
-    if instruction.parts[-1] != "b64" and what not in ("expect_tx", "complete_tx"):
+    if instruction.parts[-1] != "b64" or not set(instruction.parts[2:]) <= _MBARRIER_FORMS.get(what, set()):
         raise refused(instruction)
     if what in ("try_wait", "test_wait"):
         _wait(machine, strand, instruction, active)
@@ -70,7 +82,7 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
             cta.expect_bytes(offset, int(count[lane]))
         elif what == "complete_tx":
             cta.complete_bytes(offset, int(count[lane]))
-        elif what == "arrive":
+        else:
             expects = "expect_tx" in instruction.parts
             tx_bytes, arrivals = (int(count[lane]), 1) if expects else (0, int(count[lane]))
             if cta is strand.warp.cta:
@@ -80,8 +92,6 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
                 arrival = RemoteArrival(strand.warp, cta, offset, arrivals, tx_bytes, where, released)
                 strand.warp.remote_arrivals.append(arrival)
                 machine.issue(arrival)
-        else:
-            raise refused(instruction)
     if thread is not None:
         thread.tick()
 
@@ -140,15 +150,15 @@ class _Wait:
 
 
 def _destinations(
-    strand: Strand, address: int, barrier: int, mask: int | None, paired: bool
+    strand: Strand, address: int, barrier: int, mask: int | None, paired: bool, remote: bool
 ) -> Iterator[tuple[Cta, int, Cta, int]]:
     """(CTA, offset, CTA of the barrier, its offset) of every destination.
 
     With `.cta_group::2` the barrier may lie in the other CTA of a destination's pair: in the one whose rank has the
     parity of the CTA that the barrier's address names (PTX ISA 9.7.9.27).
     """
-    cta, start = locate(strand, address, True)
-    barrier_cta, barrier_offset = locate(strand, barrier, True)
+    cta, start = locate(strand, address, remote)
+    barrier_cta, barrier_offset = locate(strand, barrier, remote)
     parity = barrier_cta.shared.rank & 1
     if mask is None:
         if barrier_cta is not cta and not (paired and barrier_cta.shared.rank == cta.shared.rank ^ 1):
@@ -171,7 +181,8 @@ def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active:
     multicast = "multicast::cluster" in parts
     tensor = parts[:1] == ["tensor"]
     shape = tuple(part for part in parts[2 if tensor else 0 :] if part != "multicast::cluster")
-    if instruction.parts[1:3] != ("async", "bulk") or shape not in _BULK_FORMS:
+    remote = "shared::cluster" in parts
+    if instruction.parts[1:3] != ("async", "bulk") or shape not in _BULK_FORMS or (multicast and not remote):
         raise refused(instruction)
     operands = instruction.operands
     destination = read_address(strand, operands[0], "u4")
@@ -180,7 +191,8 @@ def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active:
     for lane in np.flatnonzero(active):
         mask = None if masks is None else int(masks[lane])
         where_to = int(destination[lane]), int(barrier[lane])
-        for cta, start, signals, barrier_offset in _destinations(strand, *where_to, mask, "cta_group::2" in groups):
+        paired = "cta_group::2" in groups
+        for cta, start, signals, barrier_offset in _destinations(strand, *where_to, mask, paired, remote):
             if tensor:
                 view, corner = tensor_box(machine, strand, operands[1], int(lane))
                 landing = tensor_landing(view, corner, cta, start, barrier_offset, where)

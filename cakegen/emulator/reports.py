@@ -81,6 +81,10 @@ def check_exit(machine: Machine, cta: Cta) -> None:
             Fault("exit", f"CTA {cta.index} exits while {getattr(late, 'what', 'an arrival')} is on its way to it"),
             late.where,
         )
+    if cta.partial_warpgroups:
+        group, number = cta.partial_warpgroups[0]
+        what = f"not all warps of warpgroup {group} issued its wgmma number {number}"
+        raise Fault("divergence", f"CTA {cta.index} exits, and {what}")
     for barrier in cta.shared.barriers.values():
         if barrier.tx_bytes:
             raise Fault("barrier", f"CTA {cta.index} exits with bytes left over: {barrier}")

@@ -17,7 +17,7 @@ from cakegen.emulator.bulk_stores import run_bulk_group
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.launch_control import run_launch_control
 from cakegen.emulator.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
-from cakegen.emulator.ptx import Instruction, Vector
+from cakegen.emulator.ptx import Instruction, Operand, Vector
 from cakegen.emulator.tcgen05 import run_tcgen05
 from cakegen.emulator.vector_clock import SCOPES
 
@@ -87,10 +87,10 @@ def _named_barrier(machine: Machine, strand: Strand, instruction: Instruction) -
     if what not in ("sync", "arrive") or instruction.guard is not None:
         raise refused(instruction)
     cta = strand.warp.cta
-    number = int(read_lanes(strand, instruction.operands[0], "u4")[strand.mask][0])
+    number = _same_of(strand, instruction.operands[0], "the number of a barrier")
     total = 0
     if len(instruction.operands) > 1:
-        total = int(read_lanes(strand, instruction.operands[1], "u4")[strand.mask][0])
+        total = _same_of(strand, instruction.operands[1], "the threads of a barrier")
         if total == 0 or total % 32:
             raise Fault("barrier", f"bar {number} for {total} threads; a multiple of 32 is needed")
     if number > 15:
@@ -104,6 +104,14 @@ def _named_barrier(machine: Machine, strand: Strand, instruction: Instruction) -
         pass_barrier(machine, barrier)
     elif what == "sync":
         park(strand, barrier.waiters, barrier)
+
+
+def _same_of(strand: Strand, operand: Operand, what: str) -> int:
+    """What all lanes of a strand must agree on."""
+    lanes = read_lanes(strand, operand, "u4")[strand.mask]
+    if (lanes != lanes[0]).any():
+        raise Fault("divergence", f"the lanes of a warp disagree on {what}: {lanes.tolist()}")
+    return int(lanes[0])
 
 
 def _gather(barrier: CountedBarrier, warp: Warp) -> None:
@@ -126,7 +134,8 @@ def pass_barrier(machine: Machine, barrier: CountedBarrier) -> None:
 
 
 def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction) -> None:
-    if instruction.parts[1] != "cluster" or instruction.parts[2] not in ("arrive", "wait"):
+    parts = instruction.parts
+    if parts[1] != "cluster" or parts[2] not in ("arrive", "wait") or instruction.guard is not None:
         raise refused(instruction)
     warp = strand.warp
     cluster = warp.cta.cluster

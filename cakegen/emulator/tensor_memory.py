@@ -244,6 +244,8 @@ class TensorMemory:
         others = (last >= 0) & (last != warp.number)
         if others.any():
             self._require_order(region, warp, what, last, others)
+        if unit is None:
+            self._require_complete(region, warp, what, last)
         warp.tensor.accesses += 1
         self.touched_by[warp.number] = warp
         self.last_warp[region.marks] = warp.number
@@ -273,20 +275,29 @@ class TensorMemory:
             if int(numbers[last == number].max()) > other.tensor.fenced:
                 raise Fault("fence", f"{who}: it has executed no tcgen05.fence::before_thread_sync since")
 
+    def _require_complete(self, region: Region, warp: Warp, what: str, last: Array) -> None:
+        """What the warp itself issued asynchronously must be known to be complete: a commit was waited for."""
+        for stamp in map(int, np.unique(self.last_stamp[region.marks][last == warp.number])):
+            if warp.thread is not None and not warp.thread.clock.knows(EXECUTED, stamp >> 32, stamp & 0xFFFFFFFF):
+                raise Fault(
+                    "race",
+                    f"{what} touches {region}, which a tcgen05.mma or cp of its own warp touched last, and no wait for "
+                    "a commit that covers it stands between",
+                )
+
     def check_order_of_free(self, columns: slice, warp: Warp) -> None:
         """`dealloc` comes behind whoever touched the columns last; it is synchronous, so no tcgen05 fence is needed.
 
         Raises
         ------
         Fault
-            Nothing orders it behind an access of another warp.
+            Nothing orders it behind an access of another warp, or behind what its own issued.
         """
         region = Region(slice(0, 8), columns)
         last, stamps = self.last_warp[region.marks], self.last_stamp[region.marks]
-        others = (last >= 0) & (last != warp.number)
-        for stamp in map(int, np.unique(stamps[others])):
+        for stamp in map(int, np.unique(stamps[last >= 0])):
             if warp.thread is not None and not warp.thread.clock.knows(EXECUTED, stamp >> 32, stamp & 0xFFFFFFFF):
-                other = self.touched_by[int(last[others & (stamps == stamp)][0])]
+                other = self.touched_by[int(last[(last >= 0) & (stamps == stamp)][0])]
                 raise Fault(
                     "race",
                     f"tcgen05.dealloc frees columns {columns.start} to {columns.stop - 1}, which CTA {other.cta.index} "

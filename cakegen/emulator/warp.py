@@ -247,6 +247,11 @@ class Cta:
         if self.shared.exited:
             raise Fault("exit", f"an arrival at a barrier of CTA {self.index}, which has exited")
 
+    @property
+    def partial_warpgroups(self) -> list[tuple[int, int]]:
+        """(warpgroup, number of the wgmma) of those that some of its four warps have not issued."""
+        return list(self._groups)
+
     def match_warpgroup(self, warp: Warp, number: int, what: Any) -> None:
         """The four warps of a warpgroup must issue the same wgmmas with the same descriptors."""
         key = (warp.index // 4, number)

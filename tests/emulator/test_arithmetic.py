@@ -100,6 +100,18 @@ def test_integer_instructions_match(launch: Launch, array: Make) -> None:
         assert out[:, t].tolist() == [value & mask for value in expected], t
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+def test_signed_division_goes_towards_zero(dtype: type) -> None:
+    """Also of the smallest value, whose magnitude has no signed counterpart."""
+    limits = np.iinfo(dtype)
+    values = [int(limits.min), int(limits.min) + 1, -7, -1, 0, 1, 7, int(limits.max)]
+    pairs = [(a, b) for a in values for b in values if b and (a, b) != (limits.min, -1)]
+    a, b = (np.array(each, dtype) for each in zip(*pairs, strict=True))
+    quotients = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) for x, y in pairs]
+    assert arithmetic.divide(a, b).tolist() == quotients
+    assert arithmetic.remainder(a, b).tolist() == [x - q * y for (x, y), q in zip(pairs, quotients, strict=True)]
+
+
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 200])
 def test_shifts_past_the_width_give_zero_or_the_sign(count: int) -> None:
     value = np.full(32, 0x80000001, np.uint32)

@@ -76,3 +76,30 @@ def test_bulk_prefetch_of_other_than_multiples_of_16_bytes_is_reported(
         launch(PREFETCH % (place, size), out, words)
     wrong = words.ctypes.data + (8 if size == "256" else 256)
     assert f"{256 if size == '256' else 264} bytes at {wrong:#x}" in caught.value.message
+
+
+def test_copy_of_the_form_for_the_own_cta_to_another_is_reported(
+    launch: Callable[..., Machine], array: Callable[..., np.ndarray]
+) -> None:
+    """PTX ISA 9.7.9.25.4: with `.shared::cta` the destination lies in the CTA that issues the copy."""
+    source = """extern "C" __global__ void kernel_test(u32* out, const u32* from) {
+        const u32 smem = smem_base(), t = threadIdx.x;
+        if (t == 0) { mbarrier_init(smem, 1); fence_mbarrier_init(); mbarrier_arrive_expect_tx(smem, 16); }
+        cluster_arrive(); cluster_wait();
+        if (t == 0)
+            asm volatile("cp.async.bulk.SPACE.global.mbarrier::complete_tx::bytes [%0], [%1], 16, [%2];"
+                :: "r"(mapa(smem + 1024, cluster_ctarank() ^ 1)), "l"(from), "r"(mapa(smem, cluster_ctarank() ^ 1))
+                : "memory");
+        u32 done = 0;
+        while (!done)
+            asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                : "=r"(done) : "r"(smem) : "memory");
+        if (t < 4) out[blockIdx.x * 4 + t] = ld_shared_v4(smem + 1024).x;
+        cluster_arrive(); cluster_wait();
+    }"""
+    out, words = array(np.zeros(8), np.uint32), array(np.arange(5, 9), np.uint32)
+    shape = {"grid": 2, "cluster": 2, "smem": 2048}
+    launch(source.replace("SPACE", "shared::cluster"), out, words, **shape)
+    assert out.tolist() == [5] * 8
+    with pytest.raises(Fault, match=r"a shared::cta operation on an address of cluster rank [01]"):
+        launch(source.replace("SPACE", "shared::cta"), out, words, **shape)

@@ -207,6 +207,16 @@ FAULTS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "pending-write|unwritten-read",
         "tcgen05.ld",
     ),
+    "mma of the own warp that nothing waits for": (
+        (STAGE, SETUP, ISSUE, "if (warp == 0) {", READ, "}", TEARDOWN),
+        "race|pending-write",
+        "tcgen05.ld touches",
+    ),
+    "columns freed with an mma of the own warp that nothing waits for": (
+        (STAGE, SETUP, ISSUE, TEARDOWN),
+        "race|pending-write",
+        "tcgen05.dealloc",
+    ),
     "every lane issues": (
         (STAGE, SETUP, ISSUE.replace("if (t == 0)", "if (warp == 0)"), WAIT, READ, TEARDOWN),
         "pending-write",
