@@ -191,6 +191,15 @@ PATTERNS = {
             ),
         ),
     ),
+    "an mbarrier of one warp": Pattern(
+        kernel("""
+        if (LANE0) { mbarrier_init(smem + warp * 8, 32); fence_mbarrier_init(); }
+        warp_sync();
+        mbarrier_arrive(smem + warp * 8);
+        mbarrier_wait(smem + warp * 8, 0, watch);
+        out[t] = t;"""),
+        (("warp_sync();", "", {"race", "barrier"}, ""),),
+    ),
     "rows of matrices that other lanes read": Pattern(
         kernel("""
         const u32 rows = tile + warp * 512, lane = lane_id();

@@ -109,6 +109,7 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
     addresses = read_address(strand, where, "u4")
     parities = read_lanes(strand, parity_operand, "u4")
     done = np.zeros(32, np.bool_)
+    thread = strand.warp.at(strand.pc - 1, active)
     blocking = None
     completed: list[MBarrier] = []
     for address, parity in set(zip(addresses[active].tolist(), parities[active].tolist(), strict=True)):
@@ -117,7 +118,7 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
         here = (addresses == np.uint32(address)) & (parities == np.uint32(parity))
         if parity > 1:
             raise Fault("barrier", f"{barrier}: waited for with parity {parity}")
-        require_initialised(strand.warp.thread, barrier)
+        require_initialised(thread, barrier)
         passed = barrier.has_completed(parity)
         done |= here & passed
         completed += [barrier] * passed
@@ -128,7 +129,6 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
         strand.pc -= 1
         park(strand, blocking.waiters, _Wait(blocking, parities, active))
         return
-    thread = strand.warp.thread
     if thread is not None and np.count_nonzero(done):
         # a relaxed wait orders nothing, unless a fence follows (PTX ISA 9.7.13.15.16, 8.8)
         take = thread.observe if "relaxed" in instruction.parts else thread.acquire

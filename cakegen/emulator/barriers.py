@@ -1,4 +1,4 @@
-"""mbarriers, named barriers and the cluster barrier as plain state. Imports faults, vector_clock.
+"""mbarriers, named barriers and the cluster barrier as plain state. Imports numpy, faults, vector_clock.
 
 PTX ISA 9.7.13.15 (mbarrier), 9.7.13.1 (bar), 9.7.13.3 (barrier.cluster).
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.vector_clock import SyncPoint, VectorClock
@@ -24,12 +27,15 @@ class BarrierOrder:
         Of the unit that counts the barrier's phases: a copy that lands in phase p is complete at its time p + 1.
     initialised
         (slot, time) of the initialisation, which every use must come after.
+    lanes
+        Which lanes of that thread did it.
     arrivals, passed
         What has been released up to now, and up to the last completed phase, which is what a wait acquires.
     """
 
     slot: int
     initialised: tuple[int, int]
+    lanes: NDArray[np.bool_] | None = None
     arrivals: SyncPoint = field(default_factory=SyncPoint)
     passed: SyncPoint = field(default_factory=SyncPoint)
 

@@ -17,7 +17,7 @@ from cakegen.emulator.barriers import BarrierOrder, MBarrier
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.memory import GRANULE, Buffer, GlobalMemory
 from cakegen.emulator.tensor_view import TensorView
-from cakegen.emulator.vector_clock import CLUSTER, CTA, EXECUTED, Released
+from cakegen.emulator.vector_clock import CLUSTER, CTA, Released
 from cakegen.runtime.tensor_map import SWIZZLE_BYTES
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Landing(Pending):
             self._check(thread, order)
 
     def _check(self, thread: Thread, order: BarrierOrder) -> None:
-        if not thread.clock.knows(EXECUTED, *order.initialised):
+        if not thread.knows_barrier(order):
             raise Fault("race", f"{self.what} counts on a barrier, and nothing orders that behind its mbarrier.init")
         clocks = thread.clocks
         self._thread, self._number = thread, clocks.begin(thread, self.what, order.slot, by_proxy=not self.generic)
@@ -229,9 +229,5 @@ def barrier_at(cta: Cta, offset: int) -> MBarrier:
 
 def require_initialised(thread: Thread | None, barrier: MBarrier) -> None:
     """Refuse the use of a barrier that nothing orders behind its initialisation."""
-    if (
-        thread is not None
-        and barrier.order is not None
-        and not thread.clock.knows(EXECUTED, *barrier.order.initialised)
-    ):
+    if thread is not None and barrier.order is not None and not thread.knows_barrier(barrier.order):
         raise Fault("race", f"{barrier} is used, and nothing orders that behind its mbarrier.init")

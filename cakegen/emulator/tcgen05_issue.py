@@ -110,6 +110,8 @@ class TensorUnit:
         self.table = OperandTable()
         self.queues: dict[Thread, IssueQueue] = {}
         self.cta_group = 0
+        # index of a CTA that issues -> the A that its last mma left in the collector's buffer
+        self.collected: dict[int, tuple[int, bool, int, bool, bool] | None] = {}
         self._owners = 0
         self._decoded: dict[tuple[int, int], InstructionDescriptor] = {}
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _SIGN = np.uint16(0x8000)
-_COLLECTORS = {f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard")}
+# What an mma does with the buffer that can keep A for the next one (PTX ISA 9.7.16.10.9.1); without one, `discard`
+_COLLECTORS = {f"collector::a::{use}": use for use in ("fill", "use", "lastuse", "discard")}
 
 
 def accumulator_region(address: int, m: int, n: int, cta_group: int) -> Region:
@@ -86,12 +87,27 @@ class _Operands:
 def run_mma(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
     """`tcgen05.mma`: every active thread issues a whole one."""
     group = cta_group_of(machine, instruction)
-    modifiers = set(instruction.parts[2:]) - {f"cta_group::{group}", "kind::f16"} - _COLLECTORS
-    if modifiers or "kind::f16" not in instruction.parts:
+    modifiers = set(instruction.parts[2:]) - {f"cta_group::{group}", "kind::f16"} - _COLLECTORS.keys()
+    uses = [_COLLECTORS[part] for part in instruction.parts if part in _COLLECTORS]
+    if modifiers or "kind::f16" not in instruction.parts or len(uses) > 1:
         raise refused(instruction)
     for lane in np.flatnonzero(active):
         operands = _read_operands(machine, strand, instruction, int(lane), group)
+        _collect(machine, strand, operands, uses[0] if uses else "discard")
         _Mma(machine, strand, int(lane), instruction, operands, group).issue()
+
+
+def _collect(machine: Machine, strand: Strand, operands: _Operands, use: str) -> None:
+    """A that comes from the collector's buffer must be what an mma before has filled it with."""
+    shape, cta, kept = operands.descriptor, strand.warp.cta.index, machine.tensor.collected
+    a = (operands.a, operands.a_in_tensor_memory, shape.m, shape.a_across, shape.a_half)
+    if use in ("use", "lastuse") and kept.get(cta) != a:
+        raise Fault(
+            "descriptor",
+            f"tcgen05.mma with .collector::a::{use}, and the mma before of CTA {cta} did not keep this A: needs "
+            ".collector::a::fill or ::use there, with the same A",
+        )
+    kept[cta] = a if use in ("fill", "use") else None
 
 
 def _read_operands(machine: Machine, strand: Strand, instruction: Instruction, lane: int, group: int) -> _Operands:

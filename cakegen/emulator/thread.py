@@ -17,6 +17,7 @@ from cakegen.emulator.shadow import PEER_SHARED
 from cakegen.emulator.vector_clock import EXECUTED, GPU, VISIBLE, Position, Released, SyncPoint, VectorClock
 
 if TYPE_CHECKING:
+    from cakegen.emulator.barriers import BarrierOrder
     from cakegen.emulator.clocks import Clocks
     from cakegen.emulator.shadow import Access
 
@@ -50,6 +51,8 @@ class Thread:
         self.unfenced: tuple[list[Access], ...] = tuple([] for _ in range(PEER_SHARED + 1))
         # up to this time, each lane's accesses are known to every other
         self.met = 0
+        # the same, of what a relaxed barrier of the cluster shows: initialisations
+        self._shown = 0
         self._codes = ((slot << LANE_BITS) + np.arange(32, dtype=np.int32)).reshape(32, 1)
         self._fenced: list[VectorClock | None] = [None] * (GPU + 1)
         self._observed: list[VectorClock | None] = [None] * (GPU + 1)
@@ -177,9 +180,17 @@ class Thread:
         """Whether it is the warp's own, and its lanes do not know of each other's part in it yet."""
         return access.slot == self.slot and access.time > self.met
 
+    def knows_barrier(self, order: BarrierOrder) -> bool:
+        """Whether the lanes that it is `at` come after an mbarrier's initialisation."""
+        slot, time = order.initialised
+        if slot == self.slot and time > max(self.met, self._shown) and order.lanes is not None:
+            return self.lanes is not None and not (self.lanes & ~order.lanes).any()
+        return self.clock.knows(EXECUTED, slot, time)
+
     def _meet(self, clock: VectorClock) -> None:
         """What comes back from elsewhere is known to all lanes."""
         self.met = max(self.met, clock.time_of(self.slot, VISIBLE))
+        self._shown = max(self._shown, clock.time_of(self.slot, EXECUTED))
 
     def learn(self, slot: int, time: int) -> None:
         """A unit's operations up to a time are complete and visible here."""

@@ -218,7 +218,7 @@ class Cta:
         barrier = self.shared.barriers[offset] = MBarrier(self.barrier_name(offset), count)
         if thread is not None:
             slot = thread.clocks.add_unit(self.index)
-            barrier.order = BarrierOrder(slot, (thread.slot, thread.now))
+            barrier.order = BarrierOrder(slot, (thread.slot, thread.now), thread.lanes)
         self.shared.valid[offset : offset + 8] = 0
 
     def arrive(self, offset: int, count: int, tx_bytes: int = 0, released: Released | None = None) -> None:

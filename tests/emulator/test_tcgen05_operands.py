@@ -143,6 +143,23 @@ def test_masked_lanes_keep_what_they_had(launch: Launch, array: Make) -> None:
     np.testing.assert_array_equal(out, factor * expected)
 
 
+def test_collector_holds_what_the_mma_before_kept(launch: Launch, array: Make) -> None:
+    """A may come from the buffer only where it was filled with that A, and kept (PTX ISA 9.7.16.10.9.1)."""
+
+    def product(use: str, a: str = "a", adds: int = 1) -> str:
+        return f"""asm volatile("{{ .reg .pred p; setp.ne.u32 p, {adds}, 0;"
+            " tcgen05.mma.cta_group::1.kind::f16.collector::a::{use} [%0], %1, %2, %3, p; }}"
+            :: "r"(base), "l"({a}), "l"(b), "r"(shape));"""
+
+    fill = product("fill", adds=0)
+    out, expected = run(launch, array, issue=fill + product("use") + product("lastuse"))
+    np.testing.assert_array_equal(out, 3 * expected)
+    for wrong in (product("use"), fill + product("use", "a + 2"), fill + product("lastuse") + product("use")):
+        with pytest.raises(Fault, match="did not keep this A") as found:
+            run(launch, array, issue=wrong)
+        assert found.value.kind == "descriptor"
+
+
 # A into tensor memory by tcgen05.cp (row = lane, 8 columns), then as operand, without a wait: the ISA orders the two.
 BY_COPY = """
     asm volatile("tcgen05.cp.cta_group::1.128x256b [%0], %1;" :: "r"(base + 16), "l"(a) : "memory");
