@@ -47,6 +47,9 @@ class FakeDriver:
         self.resident_clusters = 66
         self.busy: set[int] = set()
         self.captured_streams: set[int] = set()
+        self.lost_streams: set[int] = set()
+        self.broken_captures: set[int] = set()
+        self.synchronised: list[int] = []
         self.order: list[tuple[str, int]] = []
         self.captured_elsewhere = False
         self.capture_mode = real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -90,10 +93,24 @@ class FakeDriver:
             return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         return (NOT_READY if stream in self.busy else OK,)
 
-    def capture_status(self, stream: int) -> Any:
+    def capture_status(self, stream: int) -> tuple[Any, Any]:
         kinds = real.CUstreamCaptureStatus
         captured = stream in self.captured_streams
-        return kinds.CU_STREAM_CAPTURE_STATUS_ACTIVE if captured else kinds.CU_STREAM_CAPTURE_STATUS_NONE
+        if stream in self.lost_streams:
+            return real.CUresult.CUDA_ERROR_INVALID_HANDLE, None
+        return OK, kinds.CU_STREAM_CAPTURE_STATUS_ACTIVE if captured else kinds.CU_STREAM_CAPTURE_STATUS_NONE
+
+    def synchronise_context(self) -> tuple[Any]:
+        """As the driver does, whatever the thread's mode: refused where a stream is captured, and its capture ended."""
+        self.broken_captures |= self.captured_streams
+        return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if self.captured_streams else OK,)
+
+    def synchronise(self, stream: int) -> tuple[Any]:
+        self.synchronised.append(stream)
+        if stream in self.captured_streams:
+            self.broken_captures.add(stream)
+            return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        return (real.CUresult.CUDA_ERROR_INVALID_HANDLE if stream in self.lost_streams else OK,)
 
     def note_order(self, what: str, stream: int) -> tuple[Any]:
         self.order.append((what, stream))
@@ -141,16 +158,16 @@ _ANSWERS: dict[str, Any] = {
     "cuDevicePrimaryCtxRetain": lambda fake, handle: (OK, CONTEXTS[handle]),
     "cuCtxGetCurrent": lambda fake: (OK, fake.context),
     "cuCtxSetCurrent": lambda fake, context: fake.set_context(context),
-    "cuCtxSynchronize": lambda fake: (OK,),
+    "cuCtxSynchronize": lambda fake: fake.synchronise_context(),
     "cuThreadExchangeStreamCaptureMode": lambda fake, mode: fake.exchange_mode(mode),
     "cuMemAlloc": lambda fake, size: (OK, fake.allocate(size)),
     "cuMemHostAlloc": lambda fake, size, flags: (OK, fake.host_allocate(size)),
     "cuMemHostGetDevicePointer": lambda fake, host, flags: (OK, host),
     "cuStreamCreate": lambda fake, flags: (OK, 0x51),
-    "cuStreamSynchronize": lambda fake, stream: (OK,),
+    "cuStreamSynchronize": lambda fake, stream: fake.synchronise(stream),
     "cuStreamDestroy": lambda fake, stream: (OK,),
     "cuStreamQuery": lambda fake, stream: fake.query(stream),
-    "cuStreamIsCapturing": lambda fake, stream: (OK, fake.capture_status(stream)),
+    "cuStreamIsCapturing": lambda fake, stream: fake.capture_status(stream),
     "cuEventCreate": lambda fake, flags: (OK, 0xE),
     "cuEventRecord": lambda fake, event, stream: fake.note_order("record", stream),
     "cuStreamWaitEvent": lambda fake, stream, event, flags: fake.note_order("wait", stream),

@@ -36,12 +36,13 @@ class ControlWords:
     """Zeroed int32 words in device memory, lent to one runner. Every launch leaves them at zero.
 
     `captured` says that a graph holds the address: the words are then never lent again, since the graph may be
-    replayed after its runner is gone.
+    replayed after its runner is gone. `streams` are those on which the runner was called, once it is gone.
     """
 
     address: int
-    home: collections.deque[int]
+    home: collections.deque[ControlWords]
     captured: bool = False
+    streams: tuple[int, ...] = ()
 
 
 class WaitRecord:
@@ -92,19 +93,45 @@ class _Pool:
         self._slab_slots = slab_slots
         self.free: list[int] = _allocate_slab(slot_bytes, slab_slots)
         # appended to by finalisers, which may run inside any other code of this thread: no lock there
-        self.retired: collections.deque[int] = collections.deque()
+        self.retired: collections.deque[ControlWords] = collections.deque()
 
     def refill(self, *, capturing: bool) -> None:
         """Take back the slots of runners that are gone, if they are many, or allocate another slab.
 
-        A kernel of such a runner may be in flight, so the device is synchronised first. That would end a capture of
-        this thread, and is refused while another thread captures on this device; then a slab serves as well.
+        To take back waits for streams, which this thread does not do inside its own capture; then a slab serves as
+        well. A full device is no error as long as a slot is free.
+
+        Raises
+        ------
+        LaunchError
+            No slot is left, and no memory for a slab.
         """
-        count = len(self.retired)
-        if not capturing and count >= self._slab_slots // 4 and _synchronised():
-            self.free.extend(self.retired.popleft() for _ in range(count))
-        else:
+        if not capturing and len(self.retired) >= self._slab_slots // 4:
+            self._take_back()
+        if len(self.free) >= RESERVED_SLOTS:
+            return
+        try:
             self.free.extend(_allocate_slab(self.slot_bytes, self._slab_slots))
+        except LaunchError:
+            if not self.free and not capturing:
+                self._take_back()
+            if not self.free:
+                raise
+
+    def _take_back(self) -> None:
+        """Free the retired slots whose streams are done; a kernel of a runner that is gone may be in flight.
+
+        Stream by stream, since a wait for the context would end the captures of other threads.
+        """
+        words = [self.retired.popleft() for _ in range(len(self.retired))]
+        done = {
+            stream: driver.finish_stream(stream) for stream in {stream for each in words for stream in each.streams}
+        }
+        for each in words:
+            if all(done[stream] for stream in each.streams):
+                self.free.append(each.address)
+            else:
+                self.retired.append(each)
 
 
 class DeviceControl:
@@ -141,18 +168,11 @@ class DeviceControl:
                     pool.refill(capturing=capturing)
             return ControlWords(pool.free.pop(), pool.retired)
 
-    def retire_words(self, words: ControlWords) -> None:
-        """Take back the words of a runner that is gone."""
+    def retire_words(self, words: ControlWords, streams: Iterable[int]) -> None:
+        """Take back the words of a runner that is gone, which was called on some streams; a finaliser."""
         if not words.captured:
-            words.home.append(words.address)
-
-
-def _synchronised() -> bool:
-    try:
-        driver.call("cuCtxSynchronize", what="reuse of control words")
-    except LaunchError:
-        return False
-    return True
+            words.streams = tuple(streams)
+            words.home.append(words)
 
 
 def _allocate_slab(slot_bytes: int, slots: int) -> list[int]:

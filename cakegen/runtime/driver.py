@@ -149,7 +149,7 @@ def is_idle(stream: int) -> bool:
     # in the mode that threads start with, another thread's capture may forbid the question, or be ended by it
     with relaxed_capture():
         (result,) = bindings().cuStreamQuery(stream)
-    if result == results.CUDA_ERROR_NOT_READY or result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):
+    if result == results.CUDA_ERROR_NOT_READY or _refused_for_capture(result):
         return False
     if result != results.CUDA_SUCCESS:
         _wait_for_destroyed(stream)
@@ -159,6 +159,21 @@ def is_idle(stream: int) -> bool:
 def _wait_for_destroyed(stream: int) -> None:
     """Its work may still run, and no handle names it any more: the host waits for all that the context holds."""
     call("cuCtxSynchronize", what=f"stream {stream:#x}, which was destroyed behind work that others wait for")
+
+
+def finish_stream(stream: int) -> bool:
+    """Wait for all work of a stream; false where that can't be waited for: it is captured, was destroyed, or failed.
+
+    For sections of `relaxed_capture`. It never waits for the context: that would end every capture in it, whatever the
+    mode of this thread (CUDA C++ Programming Guide, CUDA graphs, prohibited operations).
+    """
+    module = bindings()
+    result, status = module.cuStreamIsCapturing(stream)
+    idle = module.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    if result != module.CUresult.CUDA_SUCCESS or status != idle:
+        return False
+    (result,) = module.cuStreamSynchronize(stream)
+    return bool(result == module.CUresult.CUDA_SUCCESS)
 
 
 def order_streams(ahead: int, behind: int) -> None:
@@ -171,11 +186,22 @@ def order_streams(ahead: int, behind: int) -> None:
     ----------
     ahead, behind
         Handles of two streams of the current context; the second is not being captured.
+
+    Raises
+    ------
+    LaunchError
+        The driver refuses: among others where the first is the default stream, and another that waits for it is
+        captured.
     """
     module = bindings()
-    try:
-        status = call("cuStreamIsCapturing", ahead)
-    except LaunchError:
+    result, status = module.cuStreamIsCapturing(ahead)
+    if _refused_for_capture(result):
+        text = result_text(module, result)
+        raise LaunchError(
+            f"cuStreamIsCapturing for stream {ahead:#x} failed: {text}. A stream that waits for the default stream is "
+            "being captured. Call this runner on one stream, or capture on streams that do not (torch's own)."
+        )
+    if result != module.CUresult.CUDA_SUCCESS:
         _wait_for_destroyed(ahead)
         return
     if status != module.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
@@ -187,6 +213,11 @@ def order_streams(ahead: int, behind: int) -> None:
     finally:
         # the driver keeps it until the stream has passed it
         call("cuEventDestroy", event)
+
+
+def _refused_for_capture(result: Any) -> bool:
+    """Whether a call failed since some stream is captured; nothing else is wrong then."""
+    return str(result.name).startswith("CUDA_ERROR_STREAM_CAPTURE")
 
 
 @contextlib.contextmanager

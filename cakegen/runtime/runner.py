@@ -131,6 +131,10 @@ class ProgramRunner(Runner):
         self._registry = registry
         self._workspace = workspace
         self._partials = None if workspace is None else workspace.reserve(plan_partials(plan))
+        # where a call outside captures went last
+        self._stream: int | None = None
+        # by stream: what a call there runs; the current stream's is made now, another's at its first call
+        self._bound: dict[int, tuple[Callable[[], int], ...]] = {}
         self._words = self._take_words(control, plan)
         buffers = {name: operand.address for name, operand in request.operands.items()}
         buffers["wait_record"] = control.wait_record.device_address
@@ -141,10 +145,6 @@ class ProgramRunner(Runner):
             bind_program(request, loaded, launch, buffers, model, overlap)
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
-        # where a call outside captures went last
-        self._stream: int | None = None
-        # by stream: what a call there runs; the current stream's is made now, another's at its first call
-        self._bound: dict[int, tuple[Callable[[], int], ...]] = {}
         self._bind_stream(driver.current_stream(device.ordinal))
 
     def _take_words(self, control: DeviceControl, plan: Plan) -> ControlWords | None:
@@ -153,7 +153,7 @@ class ProgramRunner(Runner):
         if count == 0:
             return None
         words = control.take_words(count)
-        weakref.finalize(self, control.retire_words, words)
+        weakref.finalize(self, control.retire_words, words, self._bound)
         return words
 
     def __call__(self) -> Outputs:
@@ -189,10 +189,11 @@ class ProgramRunner(Runner):
         """
         if driver.is_capturing(self._ordinal):
             return
-        last, self._stream = self._stream, stream
-        if last is not None:
+        if self._stream is not None:
             with driver.using_context(self._device.context):
-                driver.order_streams(last, stream)
+                driver.order_streams(self._stream, stream)
+        # only now: a call after one that failed must wait all the same
+        self._stream = stream
 
     def _bind_stream(self, stream: int) -> tuple[Callable[[], int], ...]:
         bound = self._bound[stream] = tuple(launch.bind_stream(stream) for launch in self.launches)

@@ -16,8 +16,9 @@ from gpu_cases import Case, Checks, FrontCase, TailCase, Weights, make_weights, 
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import LatentMoe, generated_program_available, kimi_k3_latent_moe
+from cakegen.runtime.control import SLOT_SIZES
 from cakegen.runtime.device import open_device
-from cakegen.runtime.runner import Runner
+from cakegen.runtime.runner import ProgramRunner, Runner
 
 ROOT = Path(__file__).resolve().parents[2]
 Record = Callable[[str, object], None]
@@ -76,14 +77,14 @@ def test_warm_prepare_and_call_are_cheap(
         assert min(prepared) < 0.5e-3
 
 
-def prepare_again(case: Case) -> Callable[[], Runner]:
+def prepare_again(case: Case, tokens: int = 8) -> Callable[[], Runner]:
     """A preparation without the poisoning around it, its views already made."""
     if isinstance(case, FrontCase):
-        views = [output.view(8) for output in case.outputs]
-        x = case.x[:8]
+        views = [output.view(tokens) for output in case.outputs]
+        x = case.x[:tokens]
         return lambda: case.moe.prepare_front(x, *case.weights, *views)
-    y, out = (output.view(8) for output in case.outputs)
-    operands = (case.routed[:, :8], case.norm, case.up, case.shared_act[:8], case.shared_down, out)
+    y, out = (output.view(tokens) for output in case.outputs)
+    operands = (case.routed[:, :tokens], case.norm, case.up, case.shared_act[:tokens], case.shared_down, out)
     return lambda: case.moe.prepare_tail(*operands, tp=case.tp, rank=case.rank, y_workspace=y)
 
 
@@ -235,6 +236,44 @@ def test_cold_load_while_another_thread_captures(tiny: LatentMoe, tiny_weights: 
     checks = Checks()
     for name, value, other in zip(case.names, runner.outputs, expected, strict=True):
         checks.equal(name, value, other)
+    checks.settle()
+
+
+def test_words_come_back_while_another_thread_captures(tiny: LatentMoe, tiny_weights: Weights) -> None:
+    """Runners that come and go take words back, which waits; a global-mode capture elsewhere must survive that."""
+    tokens, elsewhere = 128, torch.cuda.Stream()
+    captured, churned = (TailCase(tiny, tiny_weights, 1, 0, 2) for _ in range(2))
+    runner = captured.prepare(tokens)
+    assert isinstance(runner, ProgramRunner)
+    assert runner._words is not None
+    expected = [value.clone() for value in runner()]
+    churned.prepare(tokens)()
+    prepare = prepare_again(churned, tokens)
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def churn() -> None:
+        try:
+            with torch.cuda.stream(elsewhere):
+                for _ in range(2 * SLOT_SIZES[0][1]):
+                    prepare()()
+        except BaseException as error:
+            failures.append(error)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        runner()
+        thread = threading.Thread(target=churn)
+        thread.start()
+        thread.join(60)
+    assert not failures, failures
+    elsewhere.synchronize()
+    captured.poison()
+    graph.replay()
+    checks = Checks()
+    for case in (captured, churned):
+        for name, output, other in zip(case.names, case.outputs, expected, strict=True):
+            checks.equal(name, output.view(tokens), other)
     checks.settle()
 
 

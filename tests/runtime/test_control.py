@@ -76,26 +76,51 @@ def test_a_slot_holds_the_words_of_every_plan_of_the_largest_part() -> None:
     assert 0 < most <= LARGEST
 
 
+HERE, ELSEWHERE = 0x5EA, 0xCA
+"""Streams of runners: one on which they were called, and one that another thread captures."""
+
+
 def lend_to_the_reserve(owner: DeviceControl, count: int, slots: int) -> list[ControlWords]:
     """Take words until one more would refill."""
     return [owner.take_words(count) for _ in range(slots - RESERVED_SLOTS + 1)]
 
 
 @every_size
-def test_retired_words_come_back_only_after_a_synchronise(
+def test_retired_words_come_back_once_their_streams_are_done(
     machine: Machine, count: int, slot_bytes: int, slots: int
 ) -> None:
     owner = opened(machine)
     lent = lend_to_the_reserve(owner, count, slots)
     few = slots // 4
     for words in lent[:few]:
-        owner.retire_words(words)
+        owner.retire_words(words, (HERE,))
     machine.driver.calls.clear()
+    machine.driver.synchronised.clear()
     again = {owner.take_words(count).address for _ in range(few)}
     assert again & {words.address for words in lent[:few]}
     assert not again & {words.address for words in lent[few:]}
-    assert "cuCtxSynchronize" in machine.driver.calls
+    assert machine.driver.synchronised == [HERE]
     assert "cuMemAlloc" not in machine.driver.calls
+
+
+@every_size
+def test_words_come_back_while_another_thread_captures_and_its_capture_survives(
+    machine: Machine, count: int, slot_bytes: int, slots: int
+) -> None:
+    """A wait for the whole context would end the capture, whatever the mode of this thread."""
+    owner = opened(machine)
+    lent = lend_to_the_reserve(owner, count, slots)
+    machine.driver.captured_streams = {ELSEWHERE}
+    for at, words in enumerate(lent):
+        owner.retire_words(words, (HERE, ELSEWHERE) if at % 2 else (HERE,))
+    free, busy = ({words.address for words in lent[at::2]} for at in range(2))
+    again = {owner.take_words(count).address for _ in range(len(lent) // 2)}
+    assert machine.driver.broken_captures == set()
+    assert again & free
+    assert not again & busy
+    machine.driver.captured_streams = set()
+    again |= {owner.take_words(count).address for _ in range(len(lent) // 2)}
+    assert again & busy
 
 
 @every_size
@@ -105,22 +130,40 @@ def test_few_retired_words_are_not_worth_a_synchronise(
     owner = opened(machine)
     lent = lend_to_the_reserve(owner, count, slots)
     for words in lent[: slots // 4 - 1]:
-        owner.retire_words(words)
+        owner.retire_words(words, (HERE,))
     machine.driver.calls.clear()
+    machine.driver.synchronised.clear()
     owner.take_words(count)
     assert "cuMemAlloc" in machine.driver.calls
+    assert HERE not in machine.driver.synchronised
+
+
+@every_size
+def test_words_of_a_destroyed_stream_stay_away_and_a_slab_serves(
+    machine: Machine, count: int, slot_bytes: int, slots: int
+) -> None:
+    owner = opened(machine)
+    lent = lend_to_the_reserve(owner, count, slots)
+    for words in lent:
+        owner.retire_words(words, (HERE, 0xDEAD))
+    machine.driver.lost_streams = {0xDEAD}
+    fresh = {owner.take_words(count).address for _ in range(slots)}
+    assert not fresh & {words.address for words in lent}
     assert "cuCtxSynchronize" not in machine.driver.calls
 
 
 @every_size
-def test_refused_synchronise_allocates_instead(machine: Machine, count: int, slot_bytes: int, slots: int) -> None:
+def test_full_device_is_served_from_what_is_there(machine: Machine, count: int, slot_bytes: int, slots: int) -> None:
+    """An engine leaves no memory free: the reserve serves, then what was given back, and only then the call fails."""
     owner = opened(machine)
     lent = lend_to_the_reserve(owner, count, slots)
-    for words in lent:
-        owner.retire_words(words)
-    machine.driver.failures["cuCtxSynchronize"] = real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    fresh = {owner.take_words(count).address for _ in range(slots)}
-    assert not fresh & {words.address for words in lent}
+    machine.driver.failures["cuMemAlloc"] = real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    owner.retire_words(lent[0], (HERE,))
+    taken = [owner.take_words(count).address for _ in range(RESERVED_SLOTS)]
+    assert lent[0].address in taken
+    assert len(set(taken)) == RESERVED_SLOTS
+    with pytest.raises(LaunchError, match="cuMemAlloc for control words failed: CUDA_ERROR_OUT_OF_MEMORY"):
+        owner.take_words(count)
 
 
 @every_size
@@ -129,7 +172,7 @@ def test_captured_words_never_come_back(machine: Machine, count: int, slot_bytes
     lent = lend_to_the_reserve(owner, count, slots)
     for words in lent:
         words.captured = True
-        owner.retire_words(words)
+        owner.retire_words(words, (HERE,))
     fresh = {owner.take_words(count).address for _ in range(slots)}
     assert not fresh & {words.address for words in lent}
     assert "cuCtxSynchronize" not in machine.driver.calls
@@ -155,7 +198,7 @@ def test_capture_that_spends_the_reserve_allocates_in_relaxed_mode_and_never_syn
     owner = opened(machine)
     lent = lend_to_the_reserve(owner, count, slots)
     for words in lent:
-        owner.retire_words(words)
+        owner.retire_words(words, (HERE,))
     machine.capturing = True
     machine.driver.calls.clear()
     fresh = {owner.take_words(count).address for _ in range(RESERVED_SLOTS + slots)}
@@ -226,6 +269,6 @@ def test_finaliser_takes_no_lock(machine: Machine) -> None:
     owner = opened(machine)
     words = owner.take_words(1)
     with owner._lock:
-        owner.retire_words(words)
+        owner.retire_words(words, (HERE,))
     gc.collect()
-    assert list(owner._pools[0].retired) == [words.address]
+    assert list(owner._pools[0].retired) == [words]

@@ -63,6 +63,34 @@ def test_runner_whose_last_stream_was_destroyed_waits_for_the_context(
     assert len(machine.driver.launches) == 3
 
 
+def test_runner_whose_order_was_refused_waits_at_the_next_call(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.stream = 0x5EB
+    machine.driver.failures["cuEventCreate"] = real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(LaunchError, match="cuEventCreate failed: CUDA_ERROR_OUT_OF_MEMORY"):
+        runner()
+    machine.driver.failures.clear()
+    runner()
+    assert machine.driver.order == [("record", 0x5EA), ("wait", 0x5EB)]
+    assert [launch.stream for launch in machine.driver.launches] == [0x5EA, 0x5EB]
+
+
+def test_refusal_for_a_capture_is_not_taken_for_a_destroyed_stream(machine: Machine, tiny_registry: Registry) -> None:
+    """The default stream can't be asked while a stream that waits for it is captured: the capture must survive that."""
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.stream = 0x5EB
+    machine.driver.captured_streams = {0xCA}
+    machine.driver.failures["cuStreamIsCapturing"] = real.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+    with pytest.raises(LaunchError, match=r"stream 0x5ea failed: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT .* on one stream"):
+        runner()
+    assert machine.driver.broken_captures == set()
+    machine.driver.failures.clear()
+    runner()
+    assert machine.driver.order == [("record", 0x5EA), ("wait", 0x5EB)]
+
+
 def test_captures_take_no_part_in_the_order_of_streams(machine: Machine, tiny_registry: Registry) -> None:
     runner = prepare_tail(LatentMoe(tiny_registry))
     runner()
@@ -96,9 +124,12 @@ def test_dead_runner_gives_its_control_words_back(machine: Machine, tiny_registr
     assert owner is not None
     assert runner._words is not None
     address = runner._words.address
+    machine.stream = 0x5EB
+    runner()
     del runner
     gc.collect()
-    assert [list(pool.retired) for pool in owner._pools] == [[address], []]
+    (small,), large = ([(each.address, each.streams) for each in pool.retired] for pool in owner._pools)
+    assert (small, large) == ((address, (0x5EA, 0x5EB)), [])
 
 
 def test_two_runners_never_share_control_words(machine: Machine, tiny_registry: Registry) -> None:
