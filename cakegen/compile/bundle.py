@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cakegen.compile.cache import close_lock, try_lock
 from cakegen.compile.entry import entry_bytes, program_of, replace_file
 from cakegen.compile.program import CompiledProgram, CompileRequest
 from cakegen.errors import CompileError
@@ -29,6 +30,8 @@ from cakegen.errors import CompileError
 BUNDLE_VARIABLE = "CAKEGEN_BUNDLE"
 MANIFEST_FILE = "bundle.json"
 BUNDLE_SCHEMA = 2
+_LOCK_SECONDS = 120.0
+_LOCK_POLL_SECONDS = 0.02
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # what a writer makes, what it leaves where it is killed, and what it made at schema 1
 _OWN_NAME = re.compile(r"(?:bundle|program-[0-9a-f]{64})\.(?:[0-9a-f]{32}\.partial|json|cubin)|[0-9a-f]{64}\.cubin")
@@ -81,13 +84,16 @@ class Bundle:
         """
         line = self.programs.get(request_identity(request))
         if line is None:
+            latest = self._made_again()
+            if latest is not None:
+                return latest.program(request)
             raise CompileError(self._why_missing(request))
         file = self.folder / line.file_name
         try:
             found = hashlib.sha256(file.read_bytes()).hexdigest()
         except OSError as error:
-            latest = open_bundle(self.folder)
-            if latest.programs != self.programs:  # made again since it was opened
+            latest = self._made_again()
+            if latest is not None:
                 return latest.program(request)
             raise CompileError(f"{file}: {error.strerror}; make the bundle again with `cakegen bundle`") from None
         compiled = program_of(file, request) if found == line.sha256 else None
@@ -97,6 +103,11 @@ class Bundle:
                 "The file is damaged or was exchanged: make the bundle again with `cakegen bundle`."
             )
         return compiled
+
+    def _made_again(self) -> Bundle | None:
+        """What the folder holds now, where that is another bundle than when this one was opened."""
+        latest = open_bundle(self.folder)
+        return None if latest.programs == self.programs else latest
 
     def _why_missing(self, request: CompileRequest) -> str:
         """Whether the bundle lacks a target, a program, or holds it from another text."""
@@ -133,10 +144,10 @@ def write_bundle(
     Raises
     ------
     CompileError
-        The folder holds something that is no bundle, or can't be written.
+        The folder holds something that is no bundle, can't be written, or another process does not finish with it.
     """
     folder = folder.resolve()
-    made = not folder.exists()
+    made = not os.path.exists(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _written_alone(folder):
@@ -148,7 +159,7 @@ def write_bundle(
     except OSError as error:
         raise CompileError(f"{folder}: can't write the bundle ({error.strerror}: {error.filename})") from None
     finally:
-        if made and not (folder / MANIFEST_FILE).exists():
+        if made and not os.path.exists(folder / MANIFEST_FILE):
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -176,14 +187,26 @@ def _fill(folder: Path, export: str, programs: Sequence[tuple[CompileRequest, Co
 
 @contextlib.contextmanager
 def _written_alone(folder: Path) -> Iterator[None]:
-    """One writer at a time, where the file system has locks for folders."""
+    """One writer at a time, where the file system has locks for folders.
+
+    Raises
+    ------
+    CompileError
+        Another writer takes longer than `_LOCK_SECONDS`. Two at once would remove each other's files.
+    """
+    deadline = time.monotonic() + _LOCK_SECONDS
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise CompileError(
+                    f"{folder}: another process has been writing this bundle for {_LOCK_SECONDS:g} s; a writer takes "
+                    "seconds, so it may be stopped. End it, or name another folder with --out."
+                )
+            time.sleep(_LOCK_POLL_SECONDS)
         yield
     finally:
-        os.close(descriptor)
+        close_lock(descriptor)
 
 
 def _remove_unlisted(folder: Path) -> None:

@@ -72,6 +72,23 @@ def schema_folder() -> Path:
     return cache_root() / f"v{CACHE_SCHEMA}"
 
 
+def cache_files(pattern: str) -> list[Path]:
+    """Files of every schema whose name matches.
+
+    Raises
+    ------
+    CompileError
+        There is no folder for a cache, or it can't be read.
+    """
+    root = cache_root()
+    try:
+        return sorted(root.glob(f"v*/{pattern}"))
+    except OSError as error:
+        raise CompileError(
+            f"{root}: can't be read ({error.strerror}); set {CACHE_VARIABLE} to a folder that can be read and written"
+        ) from None
+
+
 def cache_key(request: CompileRequest, compiler: str) -> str:
     """The sha256 over every field of a request, the compiler's version and the cache's schema, as 64 hex digits."""
     facts = {"request": dataclasses.asdict(request), "compiler": compiler, "schema": CACHE_SCHEMA}
@@ -111,9 +128,15 @@ def cached_cubin(request: CompileRequest) -> CompiledProgram:
 
 
 def clear_cache() -> int:
-    """Remove the entries of every schema and return their number; locks stay, since others may hold them."""
+    """Remove the entries of every schema and return their number; locks stay, since others may hold them.
+
+    Raises
+    ------
+    CompileError
+        As `cache_files`.
+    """
     _memory.clear()
-    entries = [path for path in cache_root().glob("v*/*") if path.suffix in (ENTRY_SUFFIX, PARTIAL_SUFFIX)]
+    entries = [path for path in cache_files("*") if path.suffix in (ENTRY_SUFFIX, PARTIAL_SUFFIX)]
     for entry in entries:
         entry.unlink(missing_ok=True)
     return len(entries)
@@ -159,19 +182,30 @@ def locked(path: Path) -> Iterator[None]:
         while time.monotonic() < deadline:
             if not try_lock(descriptor):
                 time.sleep(_LOCK_POLL_SECONDS)
-            elif _is_at(descriptor, path):
+            elif is_at(descriptor, path):
                 break
             else:
                 # opened first: should that fail, the old one is closed once, below
                 successor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-                os.close(descriptor)
+                close_lock(descriptor)
                 descriptor = successor
         yield
     finally:
-        os.close(descriptor)
+        close_lock(descriptor)
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def close_lock(descriptor: int) -> None:
+    """Give a lock up, if it is held, and close its file.
+
+    To close would not be enough: a process that was forked meanwhile has a copy, and would hold the lock as long as it
+    lives.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def is_at(descriptor: int, path: Path) -> bool:
     """Whether an open file is the one that its name stands for now."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))

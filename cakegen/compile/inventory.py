@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cakegen.compile.cache import ENTRY_SUFFIX, LOCK_SUFFIX, cache_root, schema_folder, try_lock
+from cakegen.compile.cache import (
+    ENTRY_SUFFIX,
+    LOCK_SUFFIX,
+    cache_files,
+    close_lock,
+    is_at,
+    schema_folder,
+    try_lock,
+)
 from cakegen.compile.cubin import CubinReader
 from cakegen.compile.entry import PARTIAL_SUFFIX, read_entry
 from cakegen.errors import CompileError
@@ -68,11 +76,11 @@ def list_files() -> list[CacheFile]:
     Raises
     ------
     CompileError
-        There is no folder for a cache.
+        There is no folder for a cache, or it can't be read.
     """
     current = schema_folder()
     found = []
-    for path in cache_root().glob(f"v*/*{ENTRY_SUFFIX}"):
+    for path in cache_files(f"*{ENTRY_SUFFIX}"):
         try:
             status = path.stat()
         except OSError:
@@ -128,7 +136,7 @@ def prune_cache(
     Raises
     ------
     CompileError
-        There is no folder for a cache, or a file can't be removed.
+        There is no folder for a cache, it can't be read, or a file can't be removed.
     """
     moment = time.time() if now is None else now
     kept: list[CacheFile] = []
@@ -142,7 +150,7 @@ def prune_cache(
         # with the first that does not fit, all that were used longer ago go
         total_bytes += file.size_bytes
         (gone if most_bytes is not None and total_bytes > most_bytes else kept).append(file)
-    leftovers = [path for path in cache_root().glob(f"v*/*{PARTIAL_SUFFIX}") if _is_leftover(path, moment)]
+    leftovers = [path for path in cache_files(f"*{PARTIAL_SUFFIX}") if _is_leftover(path, moment)]
     locks = _unused_locks({file.path.with_suffix(LOCK_SUFFIX) for file in kept})
     size_bytes = sum(file.size_bytes for file in gone) + sum(_size_bytes(path) for path in leftovers)
     if not dry_run:
@@ -166,17 +174,20 @@ def _size_bytes(path: Path) -> int:
 
 
 def _unused_locks(used: set[Path]) -> list[Path]:
-    return sorted(path for path in cache_root().glob(f"v*/*{LOCK_SUFFIX}") if path not in used)
+    return [path for path in cache_files(f"*{LOCK_SUFFIX}") if path not in used]
 
 
 def _remove_lock(path: Path) -> None:
-    """Remove a lock that nobody holds; who waits for it sees that it is gone, and takes its successor."""
+    """Remove a lock that nobody holds; who waits for it sees that it is gone, and takes its successor.
+
+    Where another removed it first, its name is that of a successor, which stays.
+    """
     descriptor = os.open(path, os.O_RDWR)
     try:
-        if try_lock(descriptor):
+        if try_lock(descriptor) and is_at(descriptor, path):
             path.unlink()
     finally:
-        os.close(descriptor)
+        close_lock(descriptor)
 
 
 def remove_files(entries: Sequence[CacheEntry]) -> None:

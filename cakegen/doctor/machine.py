@@ -166,7 +166,8 @@ def _cache() -> Finding:
 
 def _write_refusal(folder: Path) -> str:
     """Why no file can be made in a folder, or in the nearest one above it that exists; empty where one can."""
-    while not folder.exists() and folder != folder.parent:
+    # not Path.exists, which raises below a folder that can't be entered
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     try:
         with tempfile.TemporaryFile(dir=folder):

@@ -164,6 +164,16 @@ def test_bundle_that_can_not_be_written_leaves_the_old_one(folder: Path, monkeyp
     assert [path.name for path in folder.parent.iterdir() if "bundle" in path.name] == ["bundle"]
 
 
+def test_process_that_opened_a_bundle_takes_what_a_later_one_holds(folder: Path) -> None:
+    """A bundle is made again with more programs while a server runs, which then needs one of them."""
+    opened, later = open_bundle(folder), replace(PLAIN_REQUEST, constants=(("SCALE", 7),))
+    requests = (PLAIN_REQUEST, later)
+    write_bundle(folder, "small", [(request, cached_cubin(request), ["decode:a"]) for request in requests])
+    assert opened.program(later).cubin == cached_cubin(later).cubin
+    with pytest.raises(CompileError, match="holds plain for sm_90a, but compiled from another text"):
+        opened.program(OTHER_REQUEST)
+
+
 def test_environment_names_bundles_of_several_exports(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from compile_sources import PLAIN_REQUEST
 
 from cakegen.compile import CompiledProgram, CompileRequest, cached_cubin
+from cakegen.compile import bundle as bundle_module
 from cakegen.compile.bundle import open_bundle, write_bundle
 from cakegen.errors import CompileError
 
@@ -148,3 +149,32 @@ def test_first_bundle_that_can_not_be_finished_leaves_no_folder(
     with pytest.raises(CompileError, match="No space left on device"):
         write_version(tmp_path / "new", 0, whole)
     assert not (tmp_path / "new").exists()
+
+
+def test_process_forked_while_a_bundle_is_written_does_not_stop_the_next_writer(
+    whole: CompiledProgram, tmp_path: Path
+) -> None:
+    folder, end = tmp_path / "bundle", CONTEXT.Event()
+    folder.mkdir()
+    with bundle_module._written_alone(folder):
+        child = CONTEXT.Process(target=end.wait, args=(30,))
+        child.start()
+    try:
+        start = time.monotonic()
+        write_version(folder, 1, whole)
+        assert time.monotonic() - start < 10
+    finally:
+        end.set()
+        child.join(30)
+
+
+def test_writer_that_is_stopped_does_not_hold_up_the_next_one_for_ever(
+    whole: CompiledProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bundle"
+    write_version(folder, 1, whole)
+    monkeypatch.setattr(bundle_module, "_LOCK_SECONDS", 0.1)
+    with bundle_module._written_alone(folder):
+        with pytest.raises(CompileError, match=r"another process has been writing this bundle for 0\.1 s"):
+            write_version(folder, 2, whole)
+        assert version_of(folder) == 1

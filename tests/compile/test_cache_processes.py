@@ -222,3 +222,18 @@ def test_user_without_a_home_keeps_programs_in_memory_with_one_warning(monkeypat
     assert (answer["compiled"], answer["cached"]) == (1, [False, True])
     (warning,) = answer["warnings"]
     assert "has no home" in warning
+
+
+def test_process_forked_while_a_lock_is_held_does_not_keep_it(tmp_path: Path) -> None:
+    """A fork copies the open lock: data loaders are forked while a thread compiles, and live as long as the server."""
+    lock, end = tmp_path / "x.lock", CONTEXT.Event()
+    with cache_module.locked(lock):
+        child = CONTEXT.Process(target=end.wait, args=(30,))
+        child.start()
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+        assert cache_module.try_lock(descriptor)
+        os.close(descriptor)
+    finally:
+        end.set()
+        child.join(30)

@@ -13,7 +13,7 @@ import pytest
 from compile_sources import PLAIN_REQUEST
 
 from cakegen.compile import cache as cache_module
-from cakegen.compile import cached_cubin
+from cakegen.compile import cached_cubin, clear_cache, inventory
 from cakegen.compile.entry import read_entry, write_entry
 from cakegen.compile.inventory import Pruned, list_files, prune_cache, read_entries, remove_files
 from cakegen.errors import CompileError
@@ -116,6 +116,36 @@ def test_prune_leaves_a_lock_that_is_held(entries: list[Path]) -> None:
     assert not lock.exists()
 
 
+def test_prune_leaves_the_successor_of_a_lock_that_another_pruning_removed(
+    entries: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prune at once: the slower one locks a file that is gone, and must not remove what has its name now."""
+    lock = entries[0].with_suffix(".lock")
+    original = inventory.try_lock
+
+    def slow(descriptor: int) -> bool:
+        if lock.exists():
+            lock.unlink()
+            lock.touch()
+        return original(descriptor)
+
+    monkeypatch.setattr(inventory, "try_lock", slow)
+    prune_cache(most_bytes=0)
+    assert lock.exists()
+
+
+def test_folder_that_can_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service's home may be another user's: Python's glob then fails at the folder itself."""
+
+    def refuse(path: Path, pattern: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    for act in (list_files, prune_cache, clear_cache):
+        with pytest.raises(CompileError, match=r"cache: can't be read \(Permission denied\); set CAKEGEN_CACHE_DIR"):
+            act()
+
+
 def test_waiter_takes_the_successor_of_a_lock_that_was_removed(tmp_path: Path) -> None:
     """Else a waiter would hold a file that nobody else can see, and two processes would compile one program."""
     lock = tmp_path / "x.lock"
@@ -124,7 +154,7 @@ def test_waiter_takes_the_successor_of_a_lock_that_was_removed(tmp_path: Path) -
 
         def wait() -> None:
             with cache_module.locked(lock):
-                assert cache_module._is_at(os.open(lock, os.O_RDONLY), lock)
+                assert cache_module.is_at(os.open(lock, os.O_RDONLY), lock)
                 inside.set()
 
         waiter = threading.Thread(target=wait)
@@ -145,7 +175,7 @@ def test_waiter_whose_folder_was_removed_says_so(tmp_path: Path, monkeypatch: py
         shutil.rmtree(lock.parent)
         return False
 
-    monkeypatch.setattr(cache_module, "_is_at", remove)
+    monkeypatch.setattr(cache_module, "is_at", remove)
     with pytest.raises(FileNotFoundError), cache_module.locked(lock):
         pass
 

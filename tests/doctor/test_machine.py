@@ -157,6 +157,20 @@ def test_damaged_cache_entry_is_a_problem_with_its_remedy(tmp_path: Path) -> Non
     assert "1 damaged, which `cakegen cache verify --remove` removes" in found.text
 
 
+def test_cache_below_a_folder_of_another_user_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as /root of a container whose service runs as nobody: nothing below can even be asked for."""
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setenv("CAKEGEN_CACHE_DIR", str(tmp_path / "theirs" / "cache"))
+    for name in ("exists", "is_dir", "glob", "stat"):
+        monkeypatch.setattr(Path, name, refuse)
+    found = machine._cache()
+    assert found.state == PROBLEM
+    assert "can't be read (Permission denied); set CAKEGEN_CACHE_DIR" in found.text
+
+
 @pytest.mark.parametrize("folder", ["/proc/none/cache", "/dev/null/cache"])
 def test_cache_that_can_not_be_written_is_a_problem(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAKEGEN_CACHE_DIR", folder)
