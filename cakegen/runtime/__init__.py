@@ -5,7 +5,7 @@ Importing this package needs no driver; the first launch does.
 
 from __future__ import annotations
 
-import functools
+import threading
 
 import torch
 
@@ -32,10 +32,19 @@ __all__ = [
 ]
 
 
-@functools.cache
+_shared_lock = threading.Lock()
+_shared: dict[str, LatentMoe] = {}
+
+
 def shared_latent_moe(export: str) -> LatentMoe:
     """The one `LatentMoe` of an export that a process shares, and with it the loaded programs."""
-    return LatentMoe(load_registry(export))
+    found = _shared.get(export)
+    if found is None:
+        with _shared_lock:
+            found = _shared.get(export)
+            if found is None:
+                found = _shared[export] = LatentMoe(load_registry(export))
+    return found
 
 
 def kimi_k3_latent_moe() -> LatentMoe:

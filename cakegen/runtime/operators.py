@@ -78,7 +78,11 @@ class PreparedCalls:
             Its arguments; those of the options that are tensors are operands too.
         """
         device = operands[0].device
-        stream = driver.current_stream(device.index)
+        ordinal = device.index
+        if ordinal is None:  # a CPU tensor: torch calls a CUDA kernel where any operand is there, and this refuses
+            prepare(*operands, **options)  # type: ignore[unreachable]  # torch's stubs know no device without an index
+            return
+        stream = driver.current_stream(ordinal)
         key = (prepare, stream, *options, *map(_identity, (*operands, *options.values())))
         with self._lock:
             kept = self._kept.get(key)

@@ -196,7 +196,19 @@ class _Check:
         if operand.partial_stride > INT32_MAX:
             need = f"partials at most 2^31 - 1 = {INT32_MAX} elements apart (an i32 parameter)"
             self.refuse(name, tensor, need, f"The partial stride is {operand.partial_stride}; copy them together.")
+        self._backed(tensor, operand)
         self.operands[name] = operand
+
+    def _backed(self, tensor: torch.Tensor, operand: Operand) -> None:
+        """Check that the memory is there: a storage can be shrunk behind its tensors, whose shapes stay."""
+        storage = tensor.untyped_storage()
+        behind = tensor.storage_offset() * operand.element_bytes + operand.end - operand.address
+        if operand.rows and behind > storage.nbytes():
+            todo = (
+                f"Its last element ends at byte {behind} of a storage of {storage.nbytes()} bytes, which was shrunk or "
+                "freed; load it again first."
+            )
+            self.refuse(operand.name, tensor, "backed by memory", todo)
 
     def outputs_apart(self, outputs: Iterable[str]) -> None:
         """Refuse an output that shares bytes with another operand.

@@ -37,12 +37,16 @@ class Workspace:
         self.device = torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
         self._lock = threading.Lock()
         self._partials: torch.Tensor | None = None
+        # the stream that torch's allocator knows of, and the one of the last launch
+        self._home: int | None = None
         self._stream: int | None = None
+        self._outgrown: list[torch.Tensor] = []
 
     @property
     def bytes(self) -> int:
         """Bytes that are allocated now."""
-        return 0 if self._partials is None else self._partials.numel() * FP32_BYTES
+        held = self._outgrown if self._partials is None else [*self._outgrown, self._partials]
+        return sum(tensor.numel() for tensor in held) * FP32_BYTES
 
     def reserve(self, elems: int) -> torch.Tensor:
         """At least `elems` fp32 elements; a runner keeps what it was bound to, also after the workspace has grown.
@@ -55,11 +59,17 @@ class Workspace:
         with self._lock:
             if self._partials is None or self._partials.numel() < elems:
                 if not self._grows_in_capture and driver.is_capturing(self.device.index):
+                    there = 0 if self._partials is None else self._partials.numel() * FP32_BYTES
                     raise LaunchError(
                         f"workspace of {self.device}: {elems * FP32_BYTES} bytes of fp32 partials are needed, "
-                        f"{self.bytes} are there, and the current stream is being captured, where nothing can be "
-                        "allocated. Prepare the largest shape (or call reserve) before the capture."
+                        f"{there} are there, and the current stream is being captured, where nothing can be "
+                        "allocated. Prepare the runner before the capture, on any stream, and only call it there; or "
+                        f"pass a Workspace on which reserve({elems}) was called before."
                     )
+                if self._partials is not None and self._stream not in (None, self._home):
+                    # its last launch may be in flight where the allocator does not look before it lends memory again
+                    self._outgrown.append(self._partials)
+                self._home = driver.current_stream(self.device.index)
                 self._partials = torch.empty(elems, dtype=torch.float32, device=self.device)
             return self._partials
 

@@ -259,7 +259,7 @@ def test_growth_in_a_capture_is_refused_and_leaves_the_capture_usable(tiny: Late
     x, views = case.x[:tokens], [output.view(tokens) for output in case.outputs]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        with pytest.raises(LaunchError, match="Prepare the largest shape"):
+        with pytest.raises(LaunchError, match="Prepare the runner before the capture"):
             tiny.prepare_front(x, *case.weights, *views, workspace=empty)
         tiny.prepare_front(x, *case.weights, *views, workspace=workspace)()
     case.poison()

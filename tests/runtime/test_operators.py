@@ -228,6 +228,18 @@ def test_call_of_known_operands_prepares_nothing(machine: Machine, tiny_registry
     assert (front.prepared, len(machine.driver.launches)) == (1, 3)
 
 
+def test_activations_on_the_cpu_with_weights_on_a_device_are_refused_by_name(tiny_registry: Registry) -> None:
+    """torch sends such a call to the CUDA kernel, since one operand is there."""
+    tensors = front_operands(MODEL, TP, 5)
+    x, *outputs = (tensors.pop(name) for name in ("x", "logits", "latent", "shared_act"))
+    options: dict[str, Any] = dict(zip(("logits", "latent", "shared_act"), outputs, strict=True))
+    weights: tuple[Any, ...] = tuple(map(FakeTensor, tensors.values()))
+    with pytest.raises(
+        LaunchError, match=r"front: gate_weight must be .* on cpu; got .* on cuda:0\. All operands of a"
+    ):
+        PreparedCalls().run(LatentMoe(tiny_registry).prepare_front, (x, *weights), options)
+
+
 def test_other_address_shape_or_stream_is_another_runner(machine: Machine, tiny_registry: Registry) -> None:
     front = Front(machine, tiny_registry)
     front.run()

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,21 @@ def test_public_functions_run_the_published_export(monkeypatch: pytest.MonkeyPat
     assert y is y_workspace
     assert out.shape == (1, 7168)
     assert not runtime.generated_program_available("cpu", "front", 8, 1)
+
+
+def test_threads_that_meet_at_the_first_use_share_one_latent_moe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread a GPU is how servers start; two objects would load every program twice, and share no operators."""
+    start, found = threading.Barrier(8), []
+    monkeypatch.setattr(runtime, "_shared", {})
+
+    def ask() -> None:
+        start.wait(10)
+        found.append(runtime.shared_latent_moe("tiny_latent_moe"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 8
+    assert len(set(map(id, found))) == 1

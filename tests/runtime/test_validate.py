@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +172,9 @@ class _Apart(FakeTensor):
     def data_ptr(self) -> int:
         return 1 << 60
 
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(nbytes=lambda: 1 << 60)
+
     def stride(self, axis: int | None = None) -> Any:
         return self.strides if axis is None else self.strides[axis]
 
@@ -209,3 +213,24 @@ def test_column_slices_of_one_buffer_are_apart() -> None:
 def test_no_tokens_need_no_addresses() -> None:
     assert validate_front(MODEL, **front_operands(MODEL, 2, 0)).tokens == 0
     assert validate_tail(MODEL, **tail_operands(MODEL, 4, 0), tp=4, rank=0).tokens == 0
+
+
+@pytest.mark.parametrize("name", ["x", "gate_weight", "shared_gate_up_weight", "logits", "shared_act"])
+@pytest.mark.parametrize("kept_bytes", [0, 128])
+def test_operand_whose_memory_was_freed_is_refused(name: str, kept_bytes: int) -> None:
+    """Engines that offload or sleep shrink the storage behind a weight; its shape and strides stay as they were."""
+    operands = front_operands(MODEL, 2, 5)
+    storage = operands[name].untyped_storage()
+    needed = storage.nbytes()
+    storage.resize_(kept_bytes)
+    message = rf"front: {name} must be backed by memory.* ends at byte {needed} of a storage of {kept_bytes} bytes"
+    with pytest.raises(LaunchError, match=message):
+        validate_front(MODEL, **operands)
+
+
+def test_view_whose_memory_was_freed_is_refused() -> None:
+    operands = tail_operands(MODEL, 2, 5)
+    operands["out"] = torch.empty(9, 512, dtype=BF16)[4:]
+    operands["out"].untyped_storage().resize_(0)
+    with pytest.raises(LaunchError, match=r"tail: out must be backed by memory.* byte 9216 of a storage of 0 bytes"):
+        validate_tail(MODEL, **operands, tp=2, rank=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -129,6 +131,28 @@ def test_runner_keeps_its_buffer_when_the_workspace_grows(machine: Machine, tiny
     assert bound(third, 0, "buffer")["partials"] == bound(second, 0, "buffer")["partials"]
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_outgrown_memory_stays_where_its_last_launch_was_on_another_stream(
+    machine: Machine, tiny_registry: Registry, elsewhere: bool
+) -> None:
+    """That launch may be in flight, and torch's allocator, which knows the first stream alone, would lend it again."""
+    moe, workspace = LatentMoe(tiny_registry), Workspace("cuda:0")
+    runner = prepare_front(moe, CUT, workspace)
+    assert runner._partials is not None
+    outgrown, home = weakref.ref(runner._partials), machine.stream
+    machine.stream = 0xB if elsewhere else home
+    runner()
+    del runner
+    machine.stream = home
+    prepare_front(moe, LARGER, workspace)
+    gc.collect()
+    assert (outgrown() is not None) == elsewhere
+    assert workspace.bytes == 4 * (front_partials(LARGER) + elsewhere * front_partials(CUT))
+    del workspace
+    gc.collect()
+    assert outgrown() is None
+
+
 def test_reserve_never_shrinks_and_grows_outside_a_capture_only(machine: Machine) -> None:
     workspace = Workspace("cuda:0")
     grown = workspace.reserve(100)
@@ -154,6 +178,25 @@ def test_warm_split_prepare_in_a_capture_works_once_its_workspace_is_large_enoug
     assert runner._words.captured
     with pytest.raises(LaunchError, match="being captured, where nothing can be allocated"):
         prepare_front(moe, CUT, Workspace("cuda:0"))
+
+
+def test_both_remedies_of_a_cold_workspace_in_a_capture_work(machine: Machine, tiny_registry: Registry) -> None:
+    """A capture has a stream of its own, and with it a workspace that no runner before it has grown."""
+    moe = LatentMoe(tiny_registry)
+    before = prepare_front(moe, CUT)
+    machine.stream, machine.capturing = 0xCA, True
+    remedy = (
+        rf"Prepare the runner before the capture.*or pass a Workspace on which reserve\({front_partials(CUT)}\) was"
+    )
+    with pytest.raises(LaunchError, match=remedy):
+        prepare_front(moe, CUT)
+    before()
+    machine.capturing = False
+    workspace = Workspace("cuda:0")
+    workspace.reserve(front_partials(CUT))
+    machine.capturing = True
+    prepare_front(moe, CUT, workspace)()
+    assert [launched.stream for launched in machine.driver.launches] == [0xCA, 0xCA]
 
 
 def test_enter_refuses_a_second_busy_stream_and_takes_an_idle_one(machine: Machine, tiny_registry: Registry) -> None:
