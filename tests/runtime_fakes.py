@@ -91,6 +91,9 @@ class FakeDriver:
         relaxed = self.capture_mode == real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         if self.captured_elsewhere and not relaxed:
             return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        if stream in self.captured_streams:
+            self.broken_captures.add(stream)
+            return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         return (NOT_READY if stream in self.busy else OK,)
 
     def capture_status(self, stream: int) -> tuple[Any, Any]:

@@ -173,5 +173,8 @@ def kimi_k3_latent_moe_tail(
 def generated_program_available(
     device: torch.device | str | int, stage: str, tp: int, num_tokens: int, num_partials: int = 1
 ) -> bool:
-    """Whether a generated program serves a request on a device; compiles and loads nothing."""
+    """Whether a generated program serves a request on a device; compiles and loads nothing.
+
+    It initialises CUDA: ask in the process that serves, not in one that forks it later.
+    """
     return kimi_k3_latent_moe().program_available(device, stage, tp, num_tokens, num_partials)

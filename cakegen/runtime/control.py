@@ -12,10 +12,11 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cakegen.errors import LaunchError
 from cakegen.registry import Program, Registry
-from cakegen.runtime import driver
+from cakegen.runtime import driver, streams
 from cakegen.runtime.device import Device
 
 SLOT_SIZES = ((128, 512), (8192, 64))
@@ -26,9 +27,11 @@ for its rows."""
 WORD_BYTES = 4
 RESERVED_SLOTS = 16
 WAIT_RECORD_WORDS = 16
+WAIT_VARIABLE = "CAKEGEN_WAIT_SECONDS"
 DEFAULT_WAIT_SECONDS = 2.0
 GRID_COUNTER = 0xFFFF
 _NS_PER_SECOND = 1_000_000_000
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(eq=False)
@@ -125,7 +128,7 @@ class _Pool:
         """
         words = [self.retired.popleft() for _ in range(len(self.retired))]
         done = {
-            stream: driver.finish_stream(stream) for stream in {stream for each in words for stream in each.streams}
+            stream: streams.finish_stream(stream) for stream in {stream for each in words for stream in each.streams}
         }
         for each in words:
             if all(done[stream] for stream in each.streams):
@@ -190,20 +193,26 @@ def _allocate_slab(slot_bytes: int, slots: int) -> list[int]:
 
 def _allocate_wait_record() -> WaitRecord:
     module = driver.bindings()
+    wait_seconds = _environment_number(WAIT_VARIABLE, float, DEFAULT_WAIT_SECONDS)
+    chaos_seed = _environment_number("CAKEGEN_CHAOS_SEED", int, 0)
     flags = module.CU_MEMHOSTALLOC_DEVICEMAP | module.CU_MEMHOSTALLOC_PORTABLE
     host = int(driver.call("cuMemHostAlloc", WAIT_RECORD_WORDS * 8, flags, what="wait record"))
     record = WaitRecord(host, int(driver.call("cuMemHostGetDevicePointer", host, 0, what="wait record")))
-    record.write_wait_limit(float(_environment_number("CAKEGEN_WAIT_SECONDS", DEFAULT_WAIT_SECONDS)))
-    record.write_chaos_seed(int(_environment_number("CAKEGEN_CHAOS_SEED", 0)))
+    try:
+        record.write_wait_limit(wait_seconds)
+    except LaunchError as error:
+        raise LaunchError(f"environment: {WAIT_VARIABLE}: {error}") from None
+    record.write_chaos_seed(chaos_seed)
     return record
 
 
-def _environment_number(name: str, default: float) -> float:
+def _environment_number(name: str, kind: type[Number], default: Number) -> Number:
     text = os.environ.get(name, "")
     try:
-        return float(text) if text else default
+        return kind(text) if text else default
     except ValueError:
-        raise LaunchError(f"environment: {name} must be a number; got {text!r}") from None
+        what = "a whole number" if kind is int else "a number"
+        raise LaunchError(f"environment: {name} must be {what}; got {text!r}") from None
 
 
 _controls_lock = threading.Lock()

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,6 +24,9 @@ TENSOR_MAP_BYTES = 128
 _FIRST_VERSION_WITH_TENSOR_MAPS = 12000
 
 
+_forked = False
+
+
 @functools.cache
 def bindings() -> Any:
     """The driver bindings module, initialised.
@@ -30,8 +34,15 @@ def bindings() -> Any:
     Raises
     ------
     LaunchError
-        The bindings or libcuda are not installed, or `cuInit` failed.
+        The bindings or libcuda are not installed, `cuInit` failed, or this process was forked from one where it had
+        not.
     """
+    if _forked:
+        raise LaunchError(
+            "no CUDA driver can be used here: this process was forked from one that had initialised it, and the driver "
+            "does not work in such a child. Start workers with multiprocessing's 'spawn' or 'forkserver', or before "
+            "the parent asks for a device (torch.cuda, warm_up, generated_program_available)."
+        )
     try:
         module = importlib.import_module("cuda.bindings.driver")
         (result,) = module.cuInit(0)
@@ -43,6 +54,16 @@ def bindings() -> Any:
     if result != module.CUresult.CUDA_SUCCESS:
         raise LaunchError(f"cuInit failed: {result_text(module, result)}")
     return module
+
+
+def _note_fork(initialised: Callable[[], Any]) -> None:
+    """In a forked child: answer for the driver from now on, if the parent had initialised it."""
+    global _forked
+    _forked = _forked or cast("Any", initialised).cache_info().currsize > 0
+    cast("Any", initialised).cache_clear()
+
+
+os.register_at_fork(after_in_child=functools.partial(_note_fork, bindings))
 
 
 def result_text(module: Any, result: Any) -> str:
@@ -138,86 +159,6 @@ def context_is_current(context: int) -> bool:
 @functools.cache
 def _context_reader() -> Any:
     return c_function("cuCtxGetCurrent", 4000, ctypes.c_void_p)
-
-
-def is_idle(stream: int) -> bool:
-    """Whether all work of a stream is complete, after a wait for the current context if the stream was destroyed.
-
-    One that is being captured counts as busy.
-    """
-    results = bindings().CUresult
-    # in the mode that threads start with, another thread's capture may forbid the question, or be ended by it
-    with relaxed_capture():
-        (result,) = bindings().cuStreamQuery(stream)
-    if result == results.CUDA_ERROR_NOT_READY or _refused_for_capture(result):
-        return False
-    if result != results.CUDA_SUCCESS:
-        _wait_for_destroyed(stream)
-    return True
-
-
-def _wait_for_destroyed(stream: int) -> None:
-    """Its work may still run, and no handle names it any more: the host waits for all that the context holds."""
-    call("cuCtxSynchronize", what=f"stream {stream:#x}, which was destroyed behind work that others wait for")
-
-
-def finish_stream(stream: int) -> bool:
-    """Wait for all work of a stream; false where that can't be waited for: it is captured, was destroyed, or failed.
-
-    For sections of `relaxed_capture`. It never waits for the context: that would end every capture in it, whatever the
-    mode of this thread (CUDA C++ Programming Guide, CUDA graphs, prohibited operations).
-    """
-    module = bindings()
-    result, status = module.cuStreamIsCapturing(stream)
-    idle = module.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    if result != module.CUresult.CUDA_SUCCESS or status != idle:
-        return False
-    (result,) = module.cuStreamSynchronize(stream)
-    return bool(result == module.CUresult.CUDA_SUCCESS)
-
-
-def order_streams(ahead: int, behind: int) -> None:
-    """Make a stream wait, on the device, for all that another stream holds now; the host waits for nothing.
-
-    A stream that is being captured is left out: an event of it would draw the other into the capture. For one that was
-    destroyed the host waits after all, for the whole context.
-
-    Parameters
-    ----------
-    ahead, behind
-        Handles of two streams of the current context; the second is not being captured.
-
-    Raises
-    ------
-    LaunchError
-        The driver refuses: among others where the first is the default stream, and another that waits for it is
-        captured.
-    """
-    module = bindings()
-    result, status = module.cuStreamIsCapturing(ahead)
-    if _refused_for_capture(result):
-        text = result_text(module, result)
-        raise LaunchError(
-            f"cuStreamIsCapturing for stream {ahead:#x} failed: {text}. A stream that waits for the default stream is "
-            "being captured. Call this runner on one stream, or capture on streams that do not (torch's own)."
-        )
-    if result != module.CUresult.CUDA_SUCCESS:
-        _wait_for_destroyed(ahead)
-        return
-    if status != module.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
-        return
-    event = call("cuEventCreate", module.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-    try:
-        call("cuEventRecord", event, ahead)
-        call("cuStreamWaitEvent", behind, event, 0)
-    finally:
-        # the driver keeps it until the stream has passed it
-        call("cuEventDestroy", event)
-
-
-def _refused_for_capture(result: Any) -> bool:
-    """Whether a call failed since some stream is captured; nothing else is wrong then."""
-    return str(result.name).startswith("CUDA_ERROR_STREAM_CAPTURE")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Prepared calls. A runner launches what was bound for it on torch's current stream, and nothing else.
 
-Imports driver, control, arguments and validate. A call plans nothing, allocates nothing and synchronises nothing.
+Imports driver, streams, control, arguments and validate. A call plans nothing, allocates nothing, synchronises nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cakegen.model import Model
 from cakegen.plan import control_words, partials_elems, weights_ahead
 from cakegen.plan.records import DecodeForm, Launch, Plan
 from cakegen.registry import LaunchRecord, Registry
-from cakegen.runtime import driver
+from cakegen.runtime import driver, streams
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
 from cakegen.runtime.control import ControlWords, DeviceControl, describe_wait_record, opened_control
 from cakegen.runtime.device import Device
@@ -161,9 +161,12 @@ class ProgramRunner(Runner):
         stream = self._read_stream(self._ordinal)
         if self._words is not None and not self._words.captured and driver.is_capturing(self._ordinal):
             self._words.captured = True
+        workspace = self._workspace
+        if workspace is not None:
+            workspace.lock.acquire()
         try:
-            if self._workspace is not None:
-                self._workspace.enter(stream, self._device.context)
+            if workspace is not None:
+                workspace.enter(stream, self._device.context)
             if stream != self._stream:
                 self._move_to(stream)
             for position, launch in enumerate(self._bound.get(stream) or self._bind_stream(stream)):
@@ -172,6 +175,9 @@ class ProgramRunner(Runner):
                     self._launch_in_context(position, launch, result)
         except LaunchError as error:
             raise with_wait_report(error, self._ordinal, self._registry) from None
+        finally:
+            if workspace is not None:
+                workspace.lock.release()
         return self.outputs
 
     def release_operands(self) -> None:
@@ -191,7 +197,7 @@ class ProgramRunner(Runner):
             return
         if self._stream is not None:
             with driver.using_context(self._device.context):
-                driver.order_streams(self._stream, stream)
+                streams.order_streams(self._stream, stream)
         # only now: a call after one that failed must wait all the same
         self._stream = stream
 

@@ -1,6 +1,6 @@
 """Device memory for the fp32 partials of split prefill GEMMs, shared by the runners of one stream.
 
-Imports torch, errors and driver. Control words are not here: they belong to a runner.
+Imports torch, errors, driver and streams. Control words are not here: they belong to a runner.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 import torch
 
 from cakegen.errors import LaunchError
-from cakegen.runtime import driver
+from cakegen.runtime import driver, streams
 
 FP32_BYTES = 4
 
@@ -35,7 +35,8 @@ class Workspace:
         if chosen.type != "cuda":
             raise LaunchError(f"Workspace: needs a CUDA device; got {chosen}")
         self.device = torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held from `enter` to the launch behind it, so that no other thread is let in between."""
         self._partials: torch.Tensor | None = None
         # the stream that torch's allocator knows of, and the one of the last launch
         self._home: int | None = None
@@ -56,7 +57,7 @@ class Workspace:
         LaunchError
             It would have to grow while the current stream is being captured.
         """
-        with self._lock:
+        with self.lock:
             if self._partials is None or self._partials.numel() < elems:
                 if not self._grows_in_capture and driver.is_capturing(self.device.index):
                     there = 0 if self._partials is None else self._partials.numel() * FP32_BYTES
@@ -76,6 +77,8 @@ class Workspace:
     def enter(self, stream: int, context: int) -> None:
         """Note a launch on a stream; asks the driver only where the stream is another than last time.
 
+        Who launches keeps `lock` from here until the launch is enqueued.
+
         In a capture nothing is checked: which stream replays the graph is the caller's choice, and so is that no other
         uses this workspace meanwhile.
 
@@ -89,14 +92,14 @@ class Workspace:
         LaunchError
             Work that uses this workspace is unfinished on another stream.
         """
-        with self._lock:
+        with self.lock:
             if stream == self._stream:
                 return
             if driver.is_capturing(self.device.index):
                 return
             if self._stream is not None:
                 with driver.using_context(context):
-                    idle = driver.is_idle(self._stream)
+                    idle = streams.is_idle(self._stream)
                 if not idle:
                     raise LaunchError(
                         f"workspace of {self.device}: stream {self._stream:#x} still uses its fp32 partials, and "

@@ -232,9 +232,21 @@ def test_wait_limit_refuses_nonsense(machine: Machine, seconds: float) -> None:
         opened(machine).wait_record.write_wait_limit(seconds)
 
 
-def test_bad_environment_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CAKEGEN_WAIT_SECONDS", "soon")
-    with pytest.raises(LaunchError, match="CAKEGEN_WAIT_SECONDS must be a number; got 'soon'"):
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("CAKEGEN_WAIT_SECONDS", "soon", "CAKEGEN_WAIT_SECONDS must be a number; got 'soon'"),
+        ("CAKEGEN_WAIT_SECONDS", "0", "environment: CAKEGEN_WAIT_SECONDS: wait limit must be between 0 and 1e9"),
+        ("CAKEGEN_WAIT_SECONDS", "nan", "environment: CAKEGEN_WAIT_SECONDS: wait limit must be between 0 and 1e9"),
+        ("CAKEGEN_CHAOS_SEED", "inf", "CAKEGEN_CHAOS_SEED must be a whole number; got 'inf'"),
+        ("CAKEGEN_CHAOS_SEED", "1.5", "CAKEGEN_CHAOS_SEED must be a whole number; got '1.5'"),
+    ],
+)
+def test_bad_environment_is_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(LaunchError, match=message):
         opened(machine)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import multiprocessing
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from cuda.bindings import driver as real
@@ -105,6 +107,33 @@ def test_missing_driver_is_a_launch_error(monkeypatch: pytest.MonkeyPatch) -> No
             driver.bindings()
     finally:
         driver.bindings.cache_clear()
+
+
+@pytest.mark.parametrize("initialised", [True, False])
+def test_child_of_a_process_that_used_the_driver_is_told_so(monkeypatch: pytest.MonkeyPatch, initialised: bool) -> None:
+    """cuInit fails in such a child for ever; without a word on the fork nobody finds out why."""
+    fake = SimpleNamespace(cuInit=lambda flags: (real.CUresult.CUDA_SUCCESS,), CUresult=real.CUresult)
+    monkeypatch.setattr(importlib, "import_module", lambda name: fake)
+    driver.bindings.cache_clear()
+    if initialised:
+        driver.bindings()
+    reader, writer = multiprocessing.Pipe(duplex=False)
+
+    def ask() -> None:
+        try:
+            writer.send(str(driver.bindings().cuInit(0)[0].name))
+        except LaunchError as error:
+            writer.send(str(error))
+
+    child = multiprocessing.get_context("fork").Process(target=ask)
+    try:
+        child.start()
+        answer = reader.recv()
+        child.join(30)
+    finally:
+        driver.bindings.cache_clear()
+    assert ("forked from one that had initialised it" in answer) == initialised
+    assert initialised or answer == "CUDA_SUCCESS"
 
 
 def test_bound_launches_have_a_configuration_for_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -254,6 +255,44 @@ def test_idle_stream_is_recognised_while_another_thread_captures(machine: Machin
     mode = machine.driver.capture_mode
     workspace.enter(0xB, CONTEXTS[0])
     assert machine.driver.capture_mode == mode
+
+
+def test_stream_that_another_thread_captures_now_is_busy_and_its_capture_survives(machine: Machine) -> None:
+    workspace = Workspace("cuda:0")
+    workspace.enter(0xA, CONTEXTS[0])
+    machine.driver.captured_streams = {0xA}
+    with pytest.raises(LaunchError, match="stream 0xa still uses"):
+        workspace.enter(0xB, CONTEXTS[0])
+    assert machine.driver.broken_captures == set()
+
+
+def test_second_thread_is_not_let_in_between_the_check_and_the_launch(
+    machine: Machine, tiny_registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, outcome, launch = Workspace("cuda:0"), [], machine.driver.launch
+    runner = prepare_front(LatentMoe(tiny_registry), CUT, workspace)
+
+    def enter() -> None:
+        try:
+            workspace.enter(0xB, CONTEXTS[0])
+            outcome.append("let in")
+        except LaunchError:
+            outcome.append("refused")
+
+    second = threading.Thread(target=enter)
+
+    def slow(*arguments: Any) -> Any:
+        """The stream is idle until the launch is there."""
+        second.start()
+        second.join(0.2)
+        machine.driver.busy = {0xA}
+        return launch(*arguments)
+
+    monkeypatch.setattr(machine.driver, "launch", slow)
+    machine.stream = 0xA
+    runner()
+    second.join(10)
+    assert outcome == ["refused"]
 
 
 @pytest.mark.parametrize(
