@@ -25,7 +25,7 @@ import functools
 import hashlib
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,20 @@ class Program:
         return self.sources[1]
 
 
+def closure_digest(arch: str, closure: Sequence[tuple[str, str]], flags: Sequence[str]) -> str:
+    """Identity of what a compiler reads: architecture, source, included preambles in order, and flags.
+
+    The number of texts stands in front, and each part is preceded by its length, so that no two different records give
+    one stream of bytes.
+    """
+    parts = [str(len(closure)), arch, *(part for pair in closure for part in pair), *flags]
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode()
+        digest.update(f"{len(raw)}:".encode() + raw)
+    return digest.hexdigest()
+
+
 def schema_version(*records: type) -> str:
     """`SCHEMA`, and 8 hex digits of every field's place, name and annotation in the records and those within them."""
     text = "\n".join(line for record in records for line in _fields_of(record, record.__name__))
@@ -193,6 +207,28 @@ class Registry:
             return file.read_text(encoding="utf-8")
         except OSError as error:
             raise RegistryError(f"{file}: {error.strerror}; run `cakegen export {self.export}`") from None
+        except UnicodeDecodeError as error:
+            raise RegistryError(f"{file}: not UTF-8 ({error}); run `cakegen export {self.export}`") from None
+
+    def closure(self, program: Program, arch: str) -> tuple[tuple[str, str], ...]:
+        """File names and texts of what a program is compiled from, the kernel first, read now.
+
+        Raises
+        ------
+        RegistryError
+            A file can't be read, or they are not those that the registry was written with. Its launch record and
+            argument plan would then belong to another kernel, which reads arguments that nobody passes.
+        """
+        texts = tuple((name, self.read(name)) for name in (program.kernel_source, *program.headers))
+        wanted = dict(program.closure_digest).get(arch)
+        found = closure_digest(arch, texts, program.flags)
+        if wanted not in (None, found):
+            raise RegistryError(
+                f"{self.csrc / program.kernel_source}: it and its headers are not those of this registry (digest "
+                f"{found[:12]} for {arch}; {REGISTRY_FILE} says {wanted}). A file was edited, or the tree was replaced "
+                f"after this process had read the registry: restart it, or run `cakegen export {self.export}`."
+            )
+        return texts
 
 
 def load_registry(export_or_path: str | Path = "kimi_k3_latent_moe") -> Registry:

@@ -6,7 +6,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -98,7 +98,7 @@ def guarded_partials(model: Model, device: torch.device, sm_count: int) -> Guard
 def edited_tree(
     registry: Registry, folder: Path, chosen: Callable[[Program], bool], pattern: str, replacement: str
 ) -> Registry:
-    """A copy of a tree in which one place of every chosen kernel is another text."""
+    """A copy of a tree in which one place of every chosen kernel is another text; its registry holds no digests."""
     root = Path(shutil.copytree(registry.root, folder / registry.export))
     edited = 0
     for program in registry.programs.values():
@@ -109,4 +109,6 @@ def edited_tree(
             file.write_text(text, encoding="utf-8")
             edited += 1
     assert edited, f"{registry.export} holds no such kernel"
-    return remembered(load_registry(root))
+    copied = load_registry(root)
+    programs = {name: replace(program, closure_digest=()) for name, program in copied.programs.items()}
+    return remembered(replace(copied, programs=programs))

@@ -26,18 +26,19 @@ def request_for(registry: Registry, key: str, arch: str, extra_flags: Sequence[s
     Raises
     ------
     RegistryError
-        No such key, or a source file is missing.
+        No such key, a source file is missing, or the sources are not those that the registry was written with.
     CompileError
         The program is not written for `arch`.
     """
     program = registry.program(key)
     if arch not in program.arches:
         raise CompileError(f"{key}: {program.name} is written for {', '.join(program.arches)}; got {arch}")
+    (_, source), *headers = registry.closure(program, arch)
     return CompileRequest(
         name=program.name,
         arch=arch,
-        source=registry.read(program.kernel_source),
-        headers=tuple((name, registry.read(name)) for name in program.headers),
+        source=source,
+        headers=tuple(headers),
         flags=(*program.flags, *extra_flags),
         constants=tuple(sorted(registry.constants(key).items())),
         kernel_symbol=program.kernel_symbol,

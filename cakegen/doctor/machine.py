@@ -117,6 +117,8 @@ def _tree(export: str) -> tuple[Registry | None, Finding]:
             for name in (*program.sources, *program.headers):
                 if not (registry.csrc / name).is_file():
                     registry.read(name)
+            for arch in program.arches:
+                registry.closure(program, arch)
     except CakeError as error:
         return None, Finding("tree", PROBLEM, str(error), {"export": export})
     text = f"{registry.export}: {len(registry.kernels)} keys, {len(registry.programs)} programs in {registry.root}"

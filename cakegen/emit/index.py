@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from cakegen.emit.literal import render_literal
 from cakegen.emit.program import COMPILE_FLAGS
 from cakegen.emit.seal import MAX_COLUMNS
 from cakegen.model import Model, to_literal
-from cakegen.registry import SCHEMA_VERSION
+from cakegen.registry import SCHEMA_VERSION, closure_digest
 
 if TYPE_CHECKING:
     from cakegen.emit.tree import TreeProgram
@@ -56,20 +55,6 @@ def _record(program: TreeProgram, texts: Mapping[str, str]) -> dict[str, Any]:
         "launch": asdict(spec.launch),
         "closure_digest": {arch: closure_digest(arch, closure, COMPILE_FLAGS) for arch in program.arches},
     }
-
-
-def closure_digest(arch: str, closure: Sequence[tuple[str, str]], flags: Sequence[str]) -> str:
-    """Identity of what a compiler reads: architecture, source, included preambles in order, and flags.
-
-    The number of texts stands in front, and each part is preceded by its length, so that no two different records give
-    one stream of bytes.
-    """
-    parts = [str(len(closure)), arch, *(part for pair in closure for part in pair), *flags]
-    digest = hashlib.sha256()
-    for part in parts:
-        raw = part.encode()
-        digest.update(f"{len(raw)}:".encode() + raw)
-    return digest.hexdigest()
 
 
 def render_readme(model: Model, programs: Sequence[TreeProgram]) -> str:

@@ -10,7 +10,7 @@ from compile_sources import HEADER, PLAIN, PLAIN_REQUEST
 
 from cakegen.compile import CompiledProgram, CompileRequest, Outcome, compile_many, request_for
 from cakegen.errors import CompileError, RegistryError
-from cakegen.registry import LaunchRecord, Program, Registry
+from cakegen.registry import LaunchRecord, Program, Registry, closure_digest
 
 SCALES = [replace(PLAIN_REQUEST, constants=(("SCALE", scale),)) for scale in range(1, 5)]
 BROKEN = replace(PLAIN_REQUEST, name="broken", source="int broken = ;")
@@ -112,4 +112,21 @@ def test_request_for_refuses_an_unknown_key(registry: Registry) -> None:
 def test_request_for_names_a_source_that_is_missing(registry: Registry) -> None:
     (registry.csrc / "scaled.cuh").unlink()
     with pytest.raises(RegistryError, match=r"scaled\.cuh: No such file.*cakegen export small"):
+        request_for(registry, "decode:a", "sm_90a")
+
+
+def test_request_for_refuses_sources_that_the_registry_was_not_written_with(registry: Registry) -> None:
+    """A package that is replaced under a running server: its registry is in memory, its sources are read later."""
+    program, flags = registry.programs["plain"], ("-std=c++17",)
+    texts = [("plain_kernel.cu", PLAIN), ("scaled.cuh", HEADER)]
+    known = replace(program, closure_digest=(("sm_90a", closure_digest("sm_90a", texts, flags)),))
+    registry = replace(registry, programs={"plain": known})
+    assert request_for(registry, "decode:a", "sm_90a").source == PLAIN
+    (registry.csrc / "scaled.cuh").write_text(HEADER + " ")
+    with pytest.raises(
+        RegistryError, match=r"plain_kernel\.cu: it and its headers are not those .* sm_90a; .* restart"
+    ):
+        request_for(registry, "decode:a", "sm_90a")
+    (registry.csrc / "scaled.cuh").write_bytes(b"\xff")
+    with pytest.raises(RegistryError, match=r"scaled\.cuh: not UTF-8"):
         request_for(registry, "decode:a", "sm_90a")

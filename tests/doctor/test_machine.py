@@ -148,6 +148,17 @@ def test_tree_that_lacks_a_source_is_a_problem(tmp_path: Path) -> None:
     assert lost.name in found.text
 
 
+def test_tree_of_two_versions_is_a_problem(tmp_path: Path) -> None:
+    registry = load_registry(TINY)
+    shutil.copytree(registry.root, tmp_path / TINY)
+    (changed,) = {name for program in registry.programs.values() for name in program.headers if "sm90" in name}
+    with (tmp_path / TINY / "csrc" / f"cake_{TINY}" / changed).open("a") as file:
+        file.write("// of another version\n")
+    found = examine(tmp_path / TINY)["tree"]
+    assert found.state == PROBLEM
+    assert "it and its headers are not those of this registry" in found.text
+
+
 def test_damaged_cache_entry_is_a_problem_with_its_remedy(tmp_path: Path) -> None:
     cached_cubin(PLAIN_REQUEST)
     assert examine()["cache"].facts["entries"] == 1
