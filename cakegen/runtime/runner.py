@@ -65,9 +65,10 @@ class BoundLaunch:
 class Runner:
     """A prepared call; calling it launches on the current stream and returns the outputs.
 
-    It keeps its operands alive. Capture it into a CUDA graph freely, and keep the runner (or at least its operands)
-    as long as the graph. A runner has one set of outputs: a call on another stream than the last waits there, on the
-    device, for the last. Calls inside captures are not ordered so, and one runner belongs to one thread at a time.
+    It keeps its operands alive. Capture it into a CUDA graph freely, and keep the runner (or at least its operands and
+    its `Workspace`, where it was given one) as long as the graph. A runner has one set of outputs: a call on another
+    stream than the last waits there, on the device, for the last. Calls inside captures are not ordered so, and one
+    runner belongs to one thread at a time.
     """
 
     def __init__(self, request: Request, plan: Plan | None) -> None:
@@ -159,9 +160,12 @@ class ProgramRunner(Runner):
     def __call__(self) -> Outputs:
         """Launch on torch's current stream of the operands' device."""
         stream = self._read_stream(self._ordinal)
+        workspace = self._workspace
+        # whoever has partials has words: arrivals at a cut tile are counted
         if self._words is not None and not self._words.captured and driver.is_capturing(self._ordinal):
             self._words.captured = True
-        workspace = self._workspace
+            if workspace is not None and self._partials is not None:
+                workspace.keep(self._partials)
         if workspace is not None:
             workspace.lock.acquire()
         try:

@@ -41,13 +41,14 @@ class Workspace:
         # the stream that torch's allocator knows of, and the one of the last launch
         self._home: int | None = None
         self._stream: int | None = None
-        self._outgrown: list[torch.Tensor] = []
+        # memory that is still written to, by a graph or by a launch elsewhere, though no runner may hold it
+        self._kept: list[torch.Tensor] = []
 
     @property
     def bytes(self) -> int:
         """Bytes that are allocated now."""
-        held = self._outgrown if self._partials is None else [*self._outgrown, self._partials]
-        return sum(tensor.numel() for tensor in held) * FP32_BYTES
+        held = {id(tensor): tensor for tensor in (*self._kept, self._partials) if tensor is not None}
+        return sum(tensor.numel() for tensor in held.values()) * FP32_BYTES
 
     def reserve(self, elems: int) -> torch.Tensor:
         """At least `elems` fp32 elements; a runner keeps what it was bound to, also after the workspace has grown.
@@ -69,10 +70,16 @@ class Workspace:
                     )
                 if self._partials is not None and self._stream not in (None, self._home):
                     # its last launch may be in flight where the allocator does not look before it lends memory again
-                    self._outgrown.append(self._partials)
+                    self.keep(self._partials)
                 self._home = driver.current_stream(self.device.index)
                 self._partials = torch.empty(elems, dtype=torch.float32, device=self.device)
             return self._partials
+
+    def keep(self, partials: torch.Tensor) -> None:
+        """Keep memory that `reserve` gave as long as the workspace lives: a graph writes there at each replay."""
+        with self.lock:
+            if all(each is not partials for each in self._kept):
+                self._kept.append(partials)
 
     def enter(self, stream: int, context: int) -> None:
         """Note a launch on a stream; asks the driver only where the stream is another than last time.

@@ -154,6 +154,24 @@ def test_outgrown_memory_stays_where_its_last_launch_was_on_another_stream(
     assert outgrown() is None
 
 
+def test_memory_of_a_graph_stays_with_its_workspace(machine: Machine, tiny_registry: Registry) -> None:
+    """The graph writes there at each replay, also when its runner is gone and the workspace has grown."""
+    moe, workspace = LatentMoe(tiny_registry), Workspace("cuda:0")
+    runner = prepare_front(moe, CUT, workspace)
+    machine.capturing = True
+    runner()
+    runner()
+    machine.capturing = False
+    assert workspace.bytes == 4 * front_partials(CUT)
+    assert runner._partials is not None
+    captured = weakref.ref(runner._partials)
+    del runner
+    prepare_front(moe, LARGER, workspace)
+    gc.collect()
+    assert captured() is not None
+    assert workspace.bytes == 4 * (front_partials(CUT) + front_partials(LARGER))
+
+
 def test_reserve_never_shrinks_and_grows_outside_a_capture_only(machine: Machine) -> None:
     workspace = Workspace("cuda:0")
     grown = workspace.reserve(100)
