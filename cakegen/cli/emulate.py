@@ -129,6 +129,7 @@ def emulate_command(
             refuse_ignored("is of --cuda; PTX names its target itself", "arch", "include", "nvrtc_options")
         click.get_current_context().exit(run_files(FileRequest(arch=arch or ARCH, **files), schedules))
     refuse_ignored("is of --launch, which is not there", "entry", "out", "include", "nvrtc_options")
+    _require_writable(trace_file, timeline_file)
     registry = load_registry(export)
     if stage is None or tp is None or tokens is None:
         case = _case_of_key(registry, key, arch, (stage, tp, tokens))
@@ -137,6 +138,17 @@ def emulate_command(
     else:
         case = _case_of_request(stage, tp, tokens, partials, sm_count, rank, arch or ARCH)
     _run_schedules(registry, case, schedules, (trace_file, timeline_file))
+
+
+def _require_writable(trace_file: Path | None, timeline_file: Path | None) -> None:
+    """Refuse, before the run, files that can't be written behind it."""
+    from cakegen.emulator.timeline import require_drawing
+
+    for file in (trace_file, timeline_file):
+        if file is not None and not file.parent.is_dir():
+            raise click.UsageError(f"{file}: there is no folder {file.parent}; make it first")
+    if timeline_file is not None:
+        require_drawing(timeline_file)
 
 
 def _case_of_key(registry: Registry, key: str | None, arch: str | None, request: tuple[object, ...]) -> Case:

@@ -35,15 +35,7 @@ def write_timeline(trace: Trace, file: Path, read_line: ReadLine = lambda name, 
     launches = [each for each in trace.launches if each.clusters and by_track(each)]
     if not launches:
         raise EmulationError("the trace holds no launch that ran, so there is nothing to draw")
-    try:
-        import_module("matplotlib").use("Agg")
-        pyplot = import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise EmulationError(f"a timeline needs matplotlib ({error}); `pip install matplotlib`") from None
-    known = pyplot.figure().canvas.get_supported_filetypes()
-    pyplot.close()
-    if file.suffix[1:].lower() not in known:
-        raise EmulationError(f"{file}: matplotlib writes no {file.suffix!r} files; it writes .{', .'.join(known)}")
+    pyplot = require_drawing(file)
     chosen = launches[launch]
     ctas = chosen.clusters[min(chosen.clusters)]
     rows = {track: spans for track, spans in by_track(chosen).items() if track.cta in ctas}
@@ -68,6 +60,26 @@ def write_timeline(trace: Trace, file: Path, read_line: ReadLine = lambda name, 
     axes[0, 0].set_title(f"{chosen.name}: an arrow leads from what ends a wait to who waited", fontsize=8)
     figure.savefig(file, dpi=130)
     pyplot.close(figure)
+
+
+def require_drawing(file: Path) -> Any:
+    """matplotlib's pyplot, if it can write such a file; asked before a run whose picture is wanted.
+
+    Raises
+    ------
+    EmulationError
+        matplotlib is not installed or does not know the file's kind.
+    """
+    try:
+        import_module("matplotlib").use("Agg")
+        pyplot = import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise EmulationError(f"a timeline needs matplotlib ({error}); `pip install matplotlib`") from None
+    known = pyplot.figure().canvas.get_supported_filetypes()
+    pyplot.close()
+    if file.suffix[1:].lower() not in known:
+        raise EmulationError(f"{file}: matplotlib writes no {file.suffix!r} files; it writes .{', .'.join(known)}")
+    return pyplot
 
 
 def _places(rows: dict[Track, list[Span]]) -> dict[tuple[Track, int], int]:

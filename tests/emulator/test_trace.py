@@ -185,3 +185,22 @@ def test_picture_that_can_not_be_drawn_hides_no_error(tmp_path: Path, monkeypatc
     arguments = ["emulate", "--model", "tiny_latent_moe", "--stage", "front", "--tp", "8", "--tokens", "3"]
     result = click.testing.CliRunner().invoke(main, [*arguments, "--timeline", str(tmp_path / "t.svg")])
     assert (result.exit_code, "cakegen: no compiler" in result.output) == (1, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("--trace", "nowhere/t.json", "there is no folder"),
+        ("--timeline", "nowhere/t.svg", "there is no folder"),
+        ("--timeline", "t.odd", "matplotlib writes no '.odd' files"),
+    ],
+)
+def test_file_that_can_not_be_written_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, name: str, message: str
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the timeline")
+    monkeypatch.setattr(cases, "emulate_case", lambda *_, **__: pytest.fail("it ran"))
+    arguments = ["emulate", "--model", "tiny_latent_moe", "--stage", "front", "--tp", "8", "--tokens", "3"]
+    result = click.testing.CliRunner().invoke(main, [*arguments, option, str(tmp_path / name)])
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split()), result.output
