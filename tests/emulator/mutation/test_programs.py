@@ -23,7 +23,8 @@ REQUESTS = FOLDER.joinpath("programs.txt").read_text().split()
 LISTED = tuple(name.partition("/")[0] for name in REQUESTS)
 EXPLANATIONS = read_explanations(FOLDER / "explained.json")
 BLACKWELL = "sm_100a"
-LISTED_BLACKWELL = tuple(name.partition("/")[0] for name in FOLDER.joinpath("programs_sm_100a.txt").read_text().split())
+REQUESTS_BLACKWELL = FOLDER.joinpath("programs_sm_100a.txt").read_text().split()
+LISTED_BLACKWELL = tuple(name.partition("/")[0] for name in REQUESTS_BLACKWELL)
 EXPLANATIONS_BLACKWELL = read_explanations(FOLDER / "explained_sm_100a.json")
 # Every so manyth site of a program is run: quick ones, of both halves.
 SAMPLE = (
@@ -55,10 +56,14 @@ def test_listed_programs_hold_every_line_with_something_to_break(registry: Regis
     assert everywhere - {(entry["operator"], entry["line"]) for entry in entries(LISTED)} == set()
 
 
-@pytest.mark.parametrize("name", [name for name in REQUESTS if name.count("/") == 2])
-def test_listed_request_with_tokens_launches_its_program(registry: Registry, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [(name, ARCH) for name in REQUESTS if "/" in name]
+    + [(name, BLACKWELL) for name in REQUESTS_BLACKWELL if "/" in name],
+)
+def test_listed_request_launches_its_program(registry: Registry, name: str, arch: str) -> None:
     """Whichever tile is the cheapest one there now."""
-    case = target_of(registry, name, ARCH).case
+    case = target_of(registry, name, arch).case
     assert name.partition("/")[0] in [launch.key for launch in case.plan(registry.model).launches]
 
 
