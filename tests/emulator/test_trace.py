@@ -177,13 +177,19 @@ def test_picture_of_an_unknown_kind_is_refused(tmp_path: Path, traced: tuple[Tra
         write_timeline(Trace(), tmp_path / "t.svg")
 
 
-def test_picture_that_can_not_be_drawn_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("option", "name"), [("--trace", "t.json"), ("--timeline", "t.svg")])
+def test_file_that_can_not_be_made_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, name: str
+) -> None:
+    if option == "--timeline":
+        pytest.importorskip("matplotlib", reason="matplotlib draws the timeline")
+
     def refuse(*arguments: object, **options: object) -> None:
         raise CompileError("no compiler")
 
     monkeypatch.setattr(cases, "emulate_case", refuse)
     arguments = ["emulate", "--model", "tiny_latent_moe", "--stage", "front", "--tp", "8", "--tokens", "3"]
-    result = click.testing.CliRunner().invoke(main, [*arguments, "--timeline", str(tmp_path / "t.svg")])
+    result = click.testing.CliRunner().invoke(main, [*arguments, option, str(tmp_path / name)])
     assert (result.exit_code, "cakegen: no compiler" in result.output) == (1, True), result.output
 
 
@@ -198,7 +204,8 @@ def test_picture_that_can_not_be_drawn_hides_no_error(tmp_path: Path, monkeypatc
 def test_file_that_can_not_be_written_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, name: str, message: str
 ) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib draws the timeline")
+    if name == "t.odd":
+        pytest.importorskip("matplotlib", reason="matplotlib draws the timeline")
     monkeypatch.setattr(cases, "emulate_case", lambda *_, **__: pytest.fail("it ran"))
     arguments = ["emulate", "--model", "tiny_latent_moe", "--stage", "front", "--tp", "8", "--tokens", "3"]
     result = click.testing.CliRunner().invoke(main, [*arguments, option, str(tmp_path / name)])
