@@ -124,6 +124,7 @@ def run_emulated(kernel: Kernel, grid: int, *arguments: Any) -> None:
     EmulationError
         A fault, or something that is not modelled.
     """
+    from cakegen.emulator.address_space import AddressSpace
     from cakegen.emulator.adversary import Adversary
     from cakegen.emulator.machine import Machine
     from cakegen.emulator.memory import Buffer, GlobalMemory
@@ -131,12 +132,17 @@ def run_emulated(kernel: Kernel, grid: int, *arguments: Any) -> None:
 
     arrays = {id(array): array for array in map(array_of, arguments) if array is not None}
     copies = {key: _aligned(array) for key, array in arrays.items()}
-    buffers = [Buffer(f"array {number}", c.ctypes.data, c.nbytes) for number, c in enumerate(copies.values())]
+    space = AddressSpace((copy.ctypes.data, copy.nbytes) for copy in copies.values())
+    seen = {key: space[copy.ctypes.data] for key, copy in copies.items()}
+    buffers = [
+        Buffer(f"array {number}", seen[key], copy.nbytes, host=copy.ctypes.data)
+        for number, (key, copy) in enumerate(copies.items())
+    ]
 
     def bound(argument: Any) -> Any:
         if isinstance(argument, Mapped):
-            return argument.at(copies[id(argument.array)].ctypes.data)
-        return copies[id(argument)].ctypes.data if isinstance(argument, np.ndarray) else int(argument)
+            return argument.at(seen[id(argument.array)])
+        return seen[id(argument)] if isinstance(argument, np.ndarray) else int(argument)
 
     shape = LaunchShape((grid, 1, 1), (kernel.threads, 1, 1), (kernel.cluster, 1, 1), kernel.smem_bytes)
     values = [bound(argument) for argument in arguments]

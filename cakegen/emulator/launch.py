@@ -5,6 +5,7 @@ Imports compile, plan, registry, the runtime's plain records, and this package.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 
 from cakegen.arch import architecture
 from cakegen.compile import CompileRequest, compile_ptx, request_for
+from cakegen.emulator.address_space import AddressSpace
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine import Machine
@@ -153,10 +155,12 @@ def emulate_calls(
             raise EmulationError(f"{request.stage}: the emulator works on CPU tensors; got {request.device}")
     with torch.no_grad():
         scratch = _Scratch([plan for _, plan in calls])
-        buffers = [*_operand_buffers([request for request, _ in calls]), *scratch.buffers]
+        operands = [operand for request, _ in calls for operand in request.operands.values()]
+        space = AddressSpace([*((each.address, each.end - each.address) for each in operands), *scratch.spans])
+        buffers = [*_operand_buffers([request for request, _ in calls], space), *scratch.buffers(space)]
     queue: list[QueuedLaunch] = []
     for number, (request, plan) in enumerate(calls):
-        context = _Call(registry, request, plan.device.arch, scratch.addresses(number), options, on_progress)
+        context = _Call(registry, request, plan.device.arch, scratch.addresses(number), space, options, on_progress)
         for launch in plan.launches:
             program = (load or load_program)(registry, launch.key, plan.device.arch)
             queue.append(context.queue(launch, program, overlap))
@@ -189,14 +193,20 @@ class _Scratch:
         yield "wait_record", self._record
 
     @property
-    def buffers(self) -> list[Buffer]:
-        """As allocations; the partials of a segment come from one CTA."""
+    def spans(self) -> list[tuple[int, int]]:
+        """Address and bytes of every array."""
+        return [(array.ctypes.data, array.nbytes) for _, array in self._allocated()]
+
+    def _allocated(self) -> list[tuple[str, np.ndarray]]:
         arrays = [("counters", counters) for counters in self._counters[1:]]
         arrays += self._arrays(self._counters[0])
+        return [(name, array) for name, array in arrays if array.size]
+
+    def buffers(self, space: AddressSpace) -> list[Buffer]:
+        """As allocations; the partials of a segment come from one CTA."""
         return [
-            Buffer(name, array.ctypes.data, array.nbytes, output=name == "partials")
-            for name, array in arrays
-            if array.size
+            Buffer(name, space[host := array.ctypes.data], array.nbytes, output=name == "partials", host=host)
+            for name, array in self._allocated()
         ]
 
     def check(self) -> None:
@@ -213,29 +223,30 @@ def _aligned(count: int, dtype: type) -> np.ndarray:
     return raw[start : start + size].view(dtype)
 
 
-def _operand_buffers(requests: Sequence[Request]) -> list[Buffer]:
+def _operand_buffers(requests: Sequence[Request], space: AddressSpace) -> list[Buffer]:
     """One allocation a matrix: what one call writes and a later one reads is an output."""
     buffers: dict[int, Buffer] = {}
     for request in requests:
         for name, operand in request.operands.items():
             output = name in _OUTPUTS[request.stage]
             if output or operand.address not in buffers:
-                buffers[operand.address] = _buffer(name, operand, output)
+                buffers[operand.address] = _buffer(name, operand, output, space)
     return list(buffers.values())
 
 
-def _buffer(name: str, operand: Operand, output: bool) -> Buffer:
+def _buffer(name: str, operand: Operand, output: bool, space: AddressSpace) -> Buffer:
     size = operand.element_bytes
     plane = operand.partial_stride * size
     return Buffer(
         name,
-        operand.address,
+        space[operand.address],
         operand.span_elems * size,
         row_bytes=operand.cols * size,
         pitch_bytes=operand.pitch * size,
         plane_bytes=plane if plane >= operand.rows * operand.pitch * size else 0,
         output=output,
         read_only=not output,
+        host=operand.address,
     )
 
 
@@ -247,6 +258,7 @@ class _Call:
     request: Request
     arch: str
     scratch: dict[str, int]
+    space: AddressSpace
     options: Options
     on_progress: Callable[[int, int], None]
 
@@ -255,9 +267,14 @@ class _Call:
         record = self.registry.program(launch.key)
         model = self.registry.model.for_family(architecture(self.arch).family)
         attributes, own = decide_overlap(launch, record.launch, model, overlap)
-        addresses = {name: operand.address for name, operand in self.request.operands.items()} | self.scratch
+        operands = {
+            name: dataclasses.replace(operand, address=self.space[operand.address])
+            for name, operand in self.request.operands.items()
+        }
+        addresses = {name: operand.address for name, operand in operands.items()}
+        addresses |= {name: self.space[address] for name, address in self.scratch.items()}
         parameters = run_parameters(self.request) | own
-        arguments = bind_arguments(record, self.request.operands, addresses, parameters)
+        arguments = bind_arguments(record, operands, addresses, parameters)
 
         def make(memory: GlobalMemory) -> Machine:
             shape, names = launch_shape(record, launch), barrier_names(record)

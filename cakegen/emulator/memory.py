@@ -45,6 +45,10 @@ class Buffer:
 
     Parameters
     ----------
+    base
+        Where programs see it.
+    host
+        Where its bytes are in this process; 0: at `base`.
     output
         The program must write every element, each from one CTA of a launch, and before anything reads it.
     read_only
@@ -59,12 +63,13 @@ class Buffer:
     plane_bytes: int = 0
     output: bool = False
     read_only: bool = False
+    host: int = 0
     data: Bytes = field(init=False)
     writer: NDArray[np.int32] | None = field(init=False, default=None)
     _views: dict[int, Bytes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        memory = (ctypes.c_uint8 * self.num_bytes).from_address(self.base)
+        memory = (ctypes.c_uint8 * self.num_bytes).from_address(self.host or self.base)
         self.data = np.ctypeslib.as_array(memory)
         if self.output:
             self.writer = np.zeros(-(-self.num_bytes // 2), np.int32)

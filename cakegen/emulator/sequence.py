@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cakegen.emulator.address_space import AddressSpace
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.arrays import ELEMENTS, HostBuffer
 from cakegen.emulator.faults import Fault
@@ -88,23 +89,27 @@ def run_sequence(
     EmulationError
         A kernel uses something that is not modelled.
     """
-    allocations = [
-        Buffer(name, each.address, each.array.nbytes, output=each.role == "write", read_only=each.role == "read")
-        for name, each in buffers.items()
-    ]
+    space = AddressSpace((each.address, each.array.nbytes) for each in buffers.values())
+    allocations = {name: _allocation(name, each, space) for name, each in buffers.items()}
     queue = [
-        _queued(number, launch, programs[launch.entry], buffers, options) for number, launch in enumerate(launches)
+        _queued(number, launch, programs[launch.entry], allocations, options) for number, launch in enumerate(launches)
     ]
-    stream = Stream(queue, allocations, Adversary(options.schedule, options.seed))
+    stream = Stream(queue, list(allocations.values()), Adversary(options.schedule, options.seed))
     stream.run()
-    for allocation in allocations:
+    for allocation in allocations.values():
         if allocation.output and (missing := allocation.unwritten_bytes()):
             raise Fault("output", f"{missing} bytes of {allocation.name} were never written")
     return stream.reports()
 
 
+def _allocation(name: str, buffer: HostBuffer, space: AddressSpace) -> Buffer:
+    writes, reads = buffer.role == "write", buffer.role == "read"
+    base, size = space[buffer.address], buffer.array.nbytes
+    return Buffer(name, base, size, output=writes, read_only=reads, host=buffer.address)
+
+
 def _queued(
-    number: int, launch: KernelLaunch, program: Program, buffers: Mapping[str, HostBuffer], options: Options
+    number: int, launch: KernelLaunch, program: Program, buffers: Mapping[str, Buffer], options: Options
 ) -> QueuedLaunch:
     kernel = program.kernel
     where = f"launch {number + 1}, {launch.entry}"
@@ -126,22 +131,20 @@ def _queued(
     return QueuedLaunch(launch.entry, launch.programmatic, make)
 
 
-def _value(where: str, argument: Argument, buffers: Mapping[str, HostBuffer]) -> int | bytes | TensorMap:
+def _value(where: str, argument: Argument, buffers: Mapping[str, Buffer]) -> int | bytes | TensorMap:
     if isinstance(argument, bytes):
         return argument
     buffer = buffers[argument.buffer]
-    if argument.offset_bytes >= buffer.array.nbytes:
-        raise LaunchError(f"{where}: byte {argument.offset_bytes} of {buffer.name}, which has {buffer.array.nbytes}")
-    address = buffer.address + argument.offset_bytes
+    if argument.offset_bytes >= buffer.num_bytes:
+        raise LaunchError(f"{where}: byte {argument.offset_bytes} of {buffer.name}, which has {buffer.num_bytes}")
+    address = buffer.base + argument.offset_bytes
     if isinstance(argument, BufferArgument):
         return address
     size = np.dtype(ELEMENTS[argument.element]).itemsize
     last = sum((n - 1) * step for n, step in zip(argument.dims, (size, *argument.strides_bytes), strict=False))
     end = argument.offset_bytes + last + size
-    if end > buffer.array.nbytes:
-        raise LaunchError(
-            f"{where}: the tensor map ends at byte {end} of {buffer.name}, which has {buffer.array.nbytes}"
-        )
+    if end > buffer.num_bytes:
+        raise LaunchError(f"{where}: the tensor map ends at byte {end} of {buffer.name}, which has {buffer.num_bytes}")
     name = f"on {buffer.name}"
     shape = (argument.dims, argument.strides_bytes, argument.box)
     return TensorMap(name, address, *shape, argument.swizzle, element_bytes=size, element=argument.element)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
+from cakegen.emulator.address_space import AddressSpace
 from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.launch import program_of
 from cakegen.emulator.machine import Machine
@@ -67,16 +68,20 @@ def _launch(
     **options: Any,
 ) -> Machine:
     """Run `kernel_test`; arrays are buffers (those numbered in `outputs` are checked); `options` are the machine's."""
+    arrays = {number: value for number, value in enumerate(values) if isinstance(value, np.ndarray)}
+    space = AddressSpace((each.ctypes.data, each.nbytes) for each in arrays.values())
     buffers = [
-        Buffer(f"argument {number}", value.ctypes.data, value.nbytes, output=number in outputs)
-        for number, value in enumerate(values)
-        if isinstance(value, np.ndarray)
+        Buffer(f"argument {number}", space[host := each.ctypes.data], each.nbytes, output=number in outputs, host=host)
+        for number, each in arrays.items()
     ]
-    arguments = [value.ctypes.data if isinstance(value, np.ndarray) else value for value in values]
-    # a map's memory is the array in its `address`
-    maps = [value for value in values if hasattr(value, "box")]
-    known = {buffer.base for buffer in buffers}
-    assert all(record.address in known for record in maps)
+
+    def bound(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return space[value.ctypes.data]
+        # a map's memory is the array in its `address`
+        return dataclasses.replace(value, address=space[value.address]) if hasattr(value, "box") else value
+
+    arguments = [bound(value) for value in values]
     shape = LaunchShape(
         (grid, 1, 1) if isinstance(grid, int) else (*grid, 1), (block, 1, 1), (cluster, 1, 1), smem, cooperative
     )
