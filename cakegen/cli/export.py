@@ -35,9 +35,11 @@ class Layout:
     @property
     def options(self) -> str:
         """As the command line spells it."""
-        layout = "" if self.name == "tree" else f" --layout {self.name}"
-        match = "" if self.match == ALL_KEYS else f" --match '{self.match}'"
-        return layout + "".join(f" --arch {arch}" for arch in self.arches) + match
+        if self.name == "tree":
+            return ""
+        from cakegen.emit.ffi_layout import spell_selection
+
+        return f" {spell_selection(self.arches, self.match)}"
 
     def refuse_other(self, tree: Path) -> None:
         """Refuse a folder in which the other layout lies: writing would drop it.

@@ -66,8 +66,15 @@ def select_ffi_files(
         },
     }
     summary = f"{len(names)} programs for {len(keys)} logical keys: compile lines, arguments, launches."
-    manifest = render_sealed_json(export, summary, f"cakegen export {export} --layout tvm-ffi", values)
+    command = f"cakegen export {export} --dest DIR {spell_selection(arches, match)}"
+    manifest = render_sealed_json(export, summary, command, values)
     return dict(sorted({**sources, MANIFEST_FILE: manifest}.items()))
+
+
+def spell_selection(arches: Sequence[str], match: str) -> str:
+    """The layout and what it selects, as the command line spells them."""
+    options = ["--layout tvm-ffi", *(f"--arch {arch}" for arch in arches)]
+    return " ".join(options if match == "*" else [*options, f"--match '{match}'"])
 
 
 def _selected_keys(

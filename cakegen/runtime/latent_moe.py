@@ -17,7 +17,7 @@ from cakegen.runtime.capture import refuse_cold, refuse_in_capture
 from cakegen.runtime.control import WaitRecord, describe_wait_record, open_control, opened_control
 from cakegen.runtime.device import Device, open_device, opened_device
 from cakegen.runtime.emulation import emulated_facts, prepare_emulated
-from cakegen.runtime.plain import check_whole
+from cakegen.runtime.plain import check_whole, check_wholes
 from cakegen.runtime.programs import (
     LoadedProgram,
     ProgramTable,
@@ -257,11 +257,14 @@ class LatentMoe:
         Raises
         ------
         CakeError
-            A request has no plan, or a program does not compile or load.
+            An argument is of the wrong kind, a request has no plan, or a program does not compile or load.
         """
+        tp = check_whole("warm_up", "tp", tp)
+        every = range(1, self.model.decode.max_tokens + 1)
+        counts = check_wholes("warm_up", "tokens", every if tokens is None else tokens)
+        numbers = {"front": (1,), "tail": check_wholes("warm_up", "partials", partials)}
+        stages = (stages,) if isinstance(stages, str) else tuple(stages)
         opened = self._open(_ordinal(torch.device(device)))
-        counts = range(1, self.model.decode.max_tokens + 1) if tokens is None else tuple(tokens)
-        numbers = {"front": (1,), "tail": tuple(partials)}
         requests = [
             (stage, tp, count, number)
             for stage in stages

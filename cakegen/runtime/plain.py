@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -53,3 +53,17 @@ def check_whole(stage: str, name: str, value: object) -> int:
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
             return operator.index(value)  # type: ignore[arg-type]
     raise LaunchError(f"{stage}: {name} must be a whole number; got {type(value).__name__} {str(value)[:40]!r}.")
+
+
+def check_wholes(stage: str, name: str, values: object) -> tuple[int, ...]:
+    """Several whole numbers; see `check_whole`.
+
+    Raises
+    ------
+    LaunchError
+        One of them is none, or it is one value where several are asked for.
+    """
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+        got = f"{type(values).__name__} {str(values)[:40]!r}"
+        raise LaunchError(f"{stage}: {name} must be whole numbers in a tuple, list or range; got {got}.")
+    return tuple(check_whole(stage, name, value) for value in values)

@@ -1,6 +1,6 @@
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "${host_common | file_name}"
 

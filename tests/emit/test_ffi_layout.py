@@ -71,6 +71,14 @@ def test_manifest_is_sealed() -> None:
     assert not is_intact(text.replace("-shared", "-shares"))
 
 
+def test_manifest_names_the_command_that_writes_it() -> None:
+    narrowed = select_ffi_files(committed(TINY), TINY, ("sm_90a",), "tail_norm:*")[MANIFEST_FILE]
+    whole = select_ffi_files(committed(TINY), TINY)[MANIFEST_FILE]
+    command = f"cakegen export {TINY} --dest DIR --layout tvm-ffi"
+    assert f"{command} --arch sm_90a --match 'tail_norm:*'" in " ".join(json.loads(narrowed)["about"])
+    assert json.loads(whole)["about"][-1].endswith(f"`{command}`.")
+
+
 @pytest.mark.parametrize(
     ("arches", "match", "words"),
     [

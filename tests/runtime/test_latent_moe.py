@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import time
 from typing import Any
@@ -15,7 +16,7 @@ from runtime_fakes import CONTEXTS, Machine
 from runtime_operands import front_operands, tail_operands
 from runtime_prepare import on_gpu, prepare_front, prepare_tail
 
-from cakegen.errors import LaunchError, PlanError
+from cakegen.errors import CakeError, LaunchError, PlanError
 from cakegen.model import DeviceFacts
 from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe, control
@@ -126,6 +127,31 @@ def test_warm_up_reports_each_program_compiled_and_loaded(machine: Machine, tiny
     again: list[Any] = []
     moe.warm_up("cuda:0", 2, tokens=(1, 5, 64), on_progress=lambda done, total: again.append((done, total)))
     assert again == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tokens": 8}, "tokens must be whole numbers in a tuple, list or range; got int '8'"),
+        ({"partials": 2}, "partials must be whole numbers in a tuple, list or range; got int '2'"),
+        ({"tokens": (1, 2.5)}, "tokens must be a whole number; got float '2.5'"),
+        ({"tokens": "12"}, "tokens must be whole numbers in a tuple, list or range; got str '12'"),
+        ({"tp": "2"}, "tp must be a whole number; got str '2'"),
+        ({"stages": "middle"}, "middle"),
+    ],
+    ids=str,
+)
+def test_warm_up_refuses_arguments_of_the_wrong_kind(
+    machine: Machine, tiny_registry: Registry, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CakeError, match=re.escape(words)):
+        LatentMoe(tiny_registry).warm_up("cuda:0", **{"tp": 2, "tokens": (1,), **options})
+    assert machine.compiler.compiled == []
+
+
+def test_warm_up_of_one_stage_takes_its_name(machine: Machine, tiny_registry: Registry) -> None:
+    moe = LatentMoe(tiny_registry)
+    assert moe.warm_up("cuda:0", 2, tokens=[5], stages="tail") == moe.warm_up("cuda:0", 2, tokens=[5], stages=["tail"])
 
 
 def test_fewer_resident_pairs_lower_the_figure_and_replan(machine: Machine, tiny_registry: Registry) -> None:

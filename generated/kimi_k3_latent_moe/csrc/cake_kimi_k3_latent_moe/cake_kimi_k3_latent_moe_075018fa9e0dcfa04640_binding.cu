@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 1, up to 8 tokens: 56 tiles, one CTA a tile, 8 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 f2865452fa37a60af8c9b8d4de0c979f8b89a71c2ba051aba10ae6bef1729115
+// seal: sha256 98addf5d5baf9dbfdac67b12e9ce1f357aa8a15a38fb64a9f88fbd3b0da99816
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail prefill GEMM: pair tiles of 256 x 128, 6 stages, warpgroups take turns, last up block partly out of
 // bounds
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 01958740c7544ac1d11db6b48ec4e5f4d4ca0b452b2ea12086459a7b6c0446c4
+// seal: sha256 33367574d532e9c4a51c6a6a25a3d3fa510eb79676f39ca9ba70c04ae5202ce1
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 8, up to 8 tokens: 56 tiles, one CTA a tile, 8 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 087909480e97da18251086ff647a5c7320057451ad3875888d2ea28274861b7a
+// seal: sha256 62d011cc9d6f2bf5027807c8269a9403dc52a60be41ab662c88e680b4232e06e
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 16, up to 8 tokens: 56 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 0574b05a29671d8799a7eff86c3d6b5a9f4901d722b131dae2ea8835cd72ed1a
+// seal: sha256 93d4ae53332e26a4a3855665c75e9e1d6d940a6a4f8f7fad9cf0c12b963a1989
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

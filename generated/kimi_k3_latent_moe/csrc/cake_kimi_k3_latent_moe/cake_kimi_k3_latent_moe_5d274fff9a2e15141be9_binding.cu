@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 8, up to 8 tokens: 56 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 e25dd3ba4a73dbdb837d23ac1b1ae659233d18a81841326e397aee54a1f469a8
+// seal: sha256 202e935e9837c845cc1177348a1f2f97e046a99fcca1e1b5adea4087d688024a
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

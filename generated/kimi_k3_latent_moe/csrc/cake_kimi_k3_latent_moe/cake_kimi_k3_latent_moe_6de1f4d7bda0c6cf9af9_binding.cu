@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 16, up to 8 tokens: 56 tiles, one CTA a tile, 8 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 06f1ff9087f69d5fc2a5334fa34a0bc2a8156fa070e11b71d9922927b5899bc0
+// seal: sha256 05f1ade10ae802c3eeae68d32beb887b978a43fe4986fc5602a365a25726ca79
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail prefill GEMM: pair tiles of 256 x 256, 7 stages, weights evict-first, last up block partly out of
 // bounds
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 900788c6f6192c2937e1cdc0dd0c4a27ac3651640c8fae29fb346b2c2d88f96c
+// seal: sha256 5dac7d82461ddf25b472606189d5c0ed34a2badf6994d38ec229c4e7c3440c51
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

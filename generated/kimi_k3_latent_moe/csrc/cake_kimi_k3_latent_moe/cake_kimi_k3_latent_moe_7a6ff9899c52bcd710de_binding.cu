@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 1, up to 8 tokens: 56 tiles, a pair splits K, 10 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 1e5a2807d6d74c416f8c652aed738ccedf8f6c0cf4c61e2b6d97d0a0fcd92cc5
+// seal: sha256 f33b5f56e0bc4ec58a83aa0e395ac0c1b3329687b43ade874418e39b4ff503f5
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

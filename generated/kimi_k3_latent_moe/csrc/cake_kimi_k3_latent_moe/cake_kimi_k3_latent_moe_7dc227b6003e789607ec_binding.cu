@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 8, up to 8 tokens: 56 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 75b99e74e2fe07036dc64cada9593a632d7cbe6cbedafb2aa8271fe4f090dabe
+// seal: sha256 4caa90b6fe761c4d40c0f2e9a0dc279483df3c311c7995b6f1c5faffa4ea6358
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

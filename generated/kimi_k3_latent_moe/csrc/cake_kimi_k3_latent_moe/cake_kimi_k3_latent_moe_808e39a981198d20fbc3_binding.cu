@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 8, up to 16 tokens: 56 tiles, a pair splits K, 5 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 e82018215dff07b402f78e1bbf93e56ca22df8a1bddea01c15bb174bb4d1e640
+// seal: sha256 060c96cd1db888c4462897a13e106011dc7c4a35611b4b2fa9a37e6233f3a518
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

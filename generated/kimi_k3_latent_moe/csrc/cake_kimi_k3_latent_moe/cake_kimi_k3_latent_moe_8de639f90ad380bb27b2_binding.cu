@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 16, up to 8 tokens: 56 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 541bad3e8bf8aa35a22e1e6ae0479307362196a464933474dfb1224aae8df629
+// seal: sha256 eaa8487deaded91843635f18f8502fd27165ed4895c2f5d495fc499de6fa0959
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

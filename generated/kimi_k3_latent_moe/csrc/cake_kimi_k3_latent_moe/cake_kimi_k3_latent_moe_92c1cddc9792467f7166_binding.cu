@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 56 tiles, a pair splits K, 7 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 f5411711bd856ed02e194101fcd2474804496e1873f816c25dd523c7eeafa504
+// seal: sha256 5a546cefe03c18e1828548b8413f538c517efc5518feb1df0ee8a35b169580f0
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 2, up to 8 tokens: 56 tiles, one CTA a tile, 10 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 8a95ab488a0d2f44a3e7a1991391fa52a754c60254e5d6294e2801aa5769636d
+// seal: sha256 f2eb8e5b9e4e9f9f06c30cc0de13f91e31001d0a1585247581e2a3b31dd375a2
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 56 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 0ebcdbd947af1610c79312cf87fe138f4e59ae3e019cedbe2bf672ad228c185d
+// seal: sha256 429690c86d9ef8a44cab79ac7e5e34a5e16eb80b4d0d2f680730241dd0752a66
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

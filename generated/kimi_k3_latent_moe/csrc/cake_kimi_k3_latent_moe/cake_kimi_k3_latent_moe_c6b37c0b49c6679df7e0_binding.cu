@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 16, up to 8 tokens: 56 tiles, a pair splits K, 8 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 ef8aae8d3c96b876e76719ba91dd42c765da5ced62b7918e818fe93112d90c82
+// seal: sha256 e8a798db98f1b9926379020486199f5baeb808ad6c9fce945973bea399747074
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 56 tiles, a pair splits K, 7 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 985394fa11e665890a09606106e0193204e5796c10a512b0f8578fbfdd3f0ede
+// seal: sha256 b1cbd2272b744fe46408993c960d0e1bed70d5ffe73c73d1397c2970b08bdc23
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 2, up to 8 tokens: 56 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 87e5a509bfdc69e21d2eeb1337229b08b53c60092f05b21ef1b6f6c1405f30cc
+// seal: sha256 f57b296a4790a65dbab1ffd6758454ab80180082a5cb5fab33ca234028e71108
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

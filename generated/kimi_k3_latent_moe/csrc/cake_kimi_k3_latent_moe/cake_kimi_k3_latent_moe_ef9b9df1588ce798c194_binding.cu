@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 1, up to 8 tokens: 56 tiles, a pair splits K, 10 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 8b84f0061c841244beb73f46a8a9203aa2df1b0fb3d4f4a81a04a8144afe9baa
+// seal: sha256 d57cb71d50b7006516a87c787ad55e2d1b88cbb26123d0d8306a0d970a00f972
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

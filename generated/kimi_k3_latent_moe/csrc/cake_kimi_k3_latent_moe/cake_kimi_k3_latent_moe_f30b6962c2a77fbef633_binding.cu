@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 2, up to 8 tokens: 56 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 40e4b00359d6d869a15ecdcb71cea5086d503267eafbbce3a380d665054b8740
+// seal: sha256 131566c5935c3761ed8ac56a2b8f99862c3b07298d9722f7ffb89a2148f16961
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 16, up to 16 tokens: 56 tiles, a pair splits K, 5 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 529d967cfcc7f282558d8bfaa91eb3a6b13b70ba87dabfb094611dd5bcfd2698
+// seal: sha256 dd31b4c7859097d1d74acfedca422c4919fb326d05f3b80c7c9752d5db9b3832
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

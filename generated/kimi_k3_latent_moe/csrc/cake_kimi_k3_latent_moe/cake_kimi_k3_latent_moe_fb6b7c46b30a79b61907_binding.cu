@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 56 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 4c3245484e126c3653d46577cf7dccc448d5bc2415ec8692df69b8720ce4eb75
+// seal: sha256 e0e797c5a0a12d1c4753afd2fe7b042552244dd1bbc18e94732216b5c23a4ad2
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 

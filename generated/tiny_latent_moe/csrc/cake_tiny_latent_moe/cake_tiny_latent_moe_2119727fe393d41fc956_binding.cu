@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 8, up to 16 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 ae0a03cb3dfe13f5d47b34bb75235b08c481ae0ef46ccb0378a9b319d5eb89df
+// seal: sha256 ca48ba0cb545f9dc7e6740114fd7a63f3ed0f75fb08059783741cd0697665a97
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

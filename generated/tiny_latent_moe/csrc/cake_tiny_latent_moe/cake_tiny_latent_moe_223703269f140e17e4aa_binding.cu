@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 f94fbdd4584ab50a21cef55e50ead1f44015847464ec30464a9ffcb339b1cf11
+// seal: sha256 babb1f6085d514029a4b9901ddf778bbe000f28d1fdd5101df7f7e8a9a6fcb40
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 1, up to 8 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 59027016f45686aaec1b875c83d51763ee78259f0c715ce7b69386a8b382e6f6
+// seal: sha256 58e04c9d25f87ed4a2639d4956c0094aa774f1627110b35410b866c95b5c4071
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 8, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 aeff9c5f5b0a726051182ae4d7317d32bcb998c1a180c02a8c8bc23541ee71c2
+// seal: sha256 18b25bff5695798543962ab7ac666dfc5c4df4a59a4415b4e0035cccdb70aa15
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

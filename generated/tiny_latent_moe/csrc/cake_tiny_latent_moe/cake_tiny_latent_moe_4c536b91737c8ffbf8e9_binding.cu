@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 1, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 b5b633db0c006f990bfa6ece225fc5cdb1745e3b49cf9476d5e44e1ba4b518f1
+// seal: sha256 535a2a7c825d7eb784f5e6634f72d0a51d21b297446e47097872c8d8d7b2e7e9
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

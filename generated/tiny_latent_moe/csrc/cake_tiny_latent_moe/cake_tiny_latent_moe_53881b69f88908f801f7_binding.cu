@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 2, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 fb564daf9436a96f3665d481b518fccdeb944d959c3e20caa9fe579c6c60ab10
+// seal: sha256 6ff2b9879d733bc4a724d78eacc8ec31fd5dd9bfa0f0acbfe0bab4f14eee7b42
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 8, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 8046a4f905a61e5c1a6abaaa9002d38e47406e7e5e33ccd4d20d86d31f9c197e
+// seal: sha256 dc239c1fbf2e36ba2c3732b032cd0b3406dd86c5f8bfd0b14f97a2411d616a49
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

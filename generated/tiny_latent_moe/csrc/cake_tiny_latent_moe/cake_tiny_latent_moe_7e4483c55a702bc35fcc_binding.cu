@@ -2,11 +2,11 @@
 // Host half of tail prefill GEMM: pair tiles of 256 x 128, 6 stages, warpgroups take turns, last up block partly out of
 // bounds
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 0bf30af0248472f5d77744991b7fc39d6bc702dcc3a16291e7e513e680bc59f5
+// seal: sha256 3983f25fad34338a312f71771fd5e727d1d8ad1ae7adc9367aea291e4457acab
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

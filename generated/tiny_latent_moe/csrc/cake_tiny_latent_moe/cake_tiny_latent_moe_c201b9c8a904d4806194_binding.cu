@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 8, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 9cb71e5a243337234499afa472830011afba3539b2d8173a0c3b9c6547f400bf
+// seal: sha256 0bb6d34dd2e8c8375c66103302f5f72a1654395ee8ad3fb153be11a7965a5b6f
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 911cd1f4854d0f7cecca1051d8b2ffbc6f1aa9d7472106c376001ec27697fd1c
+// seal: sha256 755dcf62b950deeeed24422c9b7ccd7f2cf03635fc0df4aa366afa683676b7db
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 16 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 e99baec447c1ffe282b33ed7dc02e0cca8a0d681a59f137e0c101c92ba7b2370
+// seal: sha256 1eb57a4762e036c8d1814b69bab6a5491f27888df89df18fcddec95aec2d8124
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

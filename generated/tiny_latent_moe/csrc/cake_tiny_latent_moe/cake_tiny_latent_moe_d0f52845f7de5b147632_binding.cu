@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 2, up to 8 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 b3bf74927777b40fc09aaf6c1eb3d076434f59453f967ced0a867c588d1ab535
+// seal: sha256 4997715d9514d5fc01931d20b554afa7525234d1db1e8cbbaa50fea2ba5caae2
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 3eeb74c1b3885a8d8d3a429a251218cddf3bbcf8236553dd776d8314d0606f97
+// seal: sha256 08cc3593cc707aea20649f65b728dfd4f79e1fcecef6e14a0e56a7f06002cb60
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 1be06ccc5098e74a995405e9ef3bb2382fbee0d26a12b34c8c32c27fb433054e
+// seal: sha256 574e5906e906faebf8f0ac0ccfe6e562d6b37a971fc20d055aaa71cd904a78c2
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 

@@ -2,11 +2,11 @@
 // Host half of tail decode, TP 1, up to 8 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 4b2bc018888e1dfedcf595acdb62a2ef3e3bcba239ddfa7db6759e2a9fcdd366
+// seal: sha256 02930e6a4204df8e2848e16d609f5af32b7d0929aaa46116bc7484ce269b9db8
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
-// can reach, word 0 the limit of a wait in ns; `counters` is one int32 that starts at zero.
+// can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 
