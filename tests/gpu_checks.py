@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import threading
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 from gpu_cases import BF16_TOLERANCE, Case, Checks, FrontCase, TailCase, run_twice
@@ -147,3 +148,24 @@ def check_chunks(checks: Checks, case: Case, values: Values, label: str, rows_pe
                 checks.close(where, value[rows], exact, tolerance)
             else:
                 checks.equal(where, value[rows], exact)
+
+
+def capture_beside(runner: Runner, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of one call, captured in global mode while another thread works; what that raises is raised here."""
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread, graph = threading.Thread(target=guarded, daemon=True), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        runner()
+        thread.start()
+        thread.join(60)
+    assert not thread.is_alive(), "the other thread still works after 60 s"
+    if failures:
+        raise failures[0]
+    return graph

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_cases import Checks, FrontCase, Guarded, TailCase, Weights, make_weights, spans
+from gpu_checks import capture_beside
 from gpu_prefill import cut_tokens, edited_tree, plan_of
 
 from cakegen.errors import LaunchError
@@ -280,23 +280,13 @@ def test_stream_change_is_checked_while_another_thread_captures(tiny: LatentMoe,
     runner()
     called.poison()
     torch.cuda.synchronize()
-    failures: list[BaseException] = []
     elsewhere = torch.cuda.Stream()
 
     def work() -> None:
-        try:
-            with torch.cuda.stream(elsewhere):
-                runner()
-        except BaseException as error:
-            failures.append(error)
+        with torch.cuda.stream(elsewhere):
+            runner()
 
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        graphed()
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(60)
-    assert not failures, failures
+    graph = capture_beside(graphed, work)
     elsewhere.synchronize()
     captured.poison()
     graph.replay()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_cases import Case, Checks, FrontCase, TailCase, Weights, make_weights, spans
+from gpu_checks import capture_beside
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import LatentMoe, generated_program_available, kimi_k3_latent_moe
@@ -216,21 +217,7 @@ def test_cold_load_while_another_thread_captures(tiny: LatentMoe, tiny_weights: 
     fresh.poison()
     x, views = tiny_weights.x[:9], [output.view(9) for output in fresh.outputs]
     torch.cuda.synchronize()
-    failures: list[BaseException] = []
-
-    def prepare() -> None:
-        try:
-            fresh.moe.prepare_front(x, *fresh.weights, *views)
-        except BaseException as error:
-            failures.append(error)
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        runner()
-        thread = threading.Thread(target=prepare)
-        thread.start()
-        thread.join(60)
-    assert not failures, failures
+    graph = capture_beside(runner, lambda: fresh.moe.prepare_front(x, *fresh.weights, *views))
     case.poison()
     graph.replay()
     checks = Checks()
@@ -250,23 +237,13 @@ def test_words_come_back_while_another_thread_captures(tiny: LatentMoe, tiny_wei
     churned.prepare(tokens)()
     prepare = prepare_again(churned, tokens)
     torch.cuda.synchronize()
-    failures: list[BaseException] = []
 
     def churn() -> None:
-        try:
-            with torch.cuda.stream(elsewhere):
-                for _ in range(2 * SLOT_SIZES[0][1]):
-                    prepare()()
-        except BaseException as error:
-            failures.append(error)
+        with torch.cuda.stream(elsewhere):
+            for _ in range(2 * SLOT_SIZES[0][1]):
+                prepare()()
 
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        runner()
-        thread = threading.Thread(target=churn)
-        thread.start()
-        thread.join(60)
-    assert not failures, failures
+    graph = capture_beside(runner, churn)
     elsewhere.synchronize()
     captured.poison()
     graph.replay()
