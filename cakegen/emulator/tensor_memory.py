@@ -136,6 +136,8 @@ class TensorMemory:
     last_access: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), np.int64))
     # slot << 32 | time of the last access, for the checker of happens-before
     last_stamp: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), np.int64))
+    # the last access is a load of which its wait is taken for enough
+    loaded: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), bool))
     touched_by: dict[int, Warp] = field(default_factory=dict)
 
     # ---- allocation ----
@@ -249,6 +251,7 @@ class TensorMemory:
         warp.tensor.accesses += 1
         self.touched_by[warp.number] = warp
         self.last_warp[region.marks] = warp.number
+        self.loaded[region.marks] = not needs_fence
         if not needs_fence:
             self.last_access[region.marks] *= last == warp.number
         else:
@@ -288,6 +291,8 @@ class TensorMemory:
     def check_order_of_free(self, columns: slice, warp: Warp) -> None:
         """`dealloc` comes behind whoever touched the columns last; it is synchronous, so no tcgen05 fence is needed.
 
+        A load that needs no fence is over with its wait: it must come first, but need not be visible to this warp.
+
         Raises
         ------
         Fault
@@ -295,9 +300,10 @@ class TensorMemory:
         """
         region = Region(slice(0, 8), columns)
         last, stamps = self.last_warp[region.marks], self.last_stamp[region.marks]
-        for stamp in map(int, np.unique(stamps[last >= 0])):
+        touched = (last >= 0) & ~self.loaded[region.marks]
+        for stamp in map(int, np.unique(stamps[touched])):
             if warp.thread is not None and not warp.thread.clock.knows(EXECUTED, stamp >> 32, stamp & 0xFFFFFFFF):
-                other = self.touched_by[int(last[(last >= 0) & (stamps == stamp)][0])]
+                other = self.touched_by[int(last[touched & (stamps == stamp)][0])]
                 raise Fault(
                     "race",
                     f"tcgen05.dealloc frees columns {columns.start} to {columns.stop - 1}, which CTA {other.cta.index} "

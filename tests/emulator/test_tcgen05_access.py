@@ -274,6 +274,37 @@ def test_a_load_that_was_waited_for_needs_no_fence_in_practice(
         assert out.tolist() == list(range(128))
 
 
+FREED = """extern "C" __global__ void kernel_test(u32* out) {
+    const u32 base = tensor_begin(32), at = base + (threadIdx.x / 32 % 4 * 32 << 16);
+    tensor_store_word(at, threadIdx.x);
+    tensor_wait_stores();
+    LOAD
+    asm volatile("barrier.cluster.arrive.ORDER.aligned;\\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (threadIdx.x < 32) {
+        tensor_dealloc<1>(base, 32);
+    }
+}"""
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("order", ["relaxed", "release"])
+@pytest.mark.parametrize("load", ["out[threadIdx.x] = tensor_load_word(at);", ""], ids=["loaded", "stored"])
+def test_dealloc_behind_a_barrier_that_publishes_nothing(
+    launch: Launch, array: Make, load: str, order: str, strict: bool
+) -> None:
+    """PTX ISA 9.7.13.4: `.relaxed` orders no memory. In practice a load is over with its `wait::ld`; a store is not."""
+    source = FREED.replace("LOAD", load).replace("ORDER", order)
+    options = {"block": 128, "smem": 1024, "arch": "sm_100a", "strict_tensor_order": strict}
+    out = array(np.zeros(128), np.uint32)
+    if order == "relaxed" and (strict or not load):
+        with pytest.raises(Fault, match=r"dealloc frees columns 0 to 31, .* and nothing orders the two") as found:
+            launch(source, out, **options)
+        assert found.value.kind == "race"
+    else:
+        launch(source, out, **options)
+        assert out.tolist() == (list(range(128)) if load else [0] * 128)
+
+
 ALLOCATIONS = """extern "C" __global__ void kernel_test(u32* out) {
     const u32 smem = smem_base();
     // 256, 128, then 128 twice with a release between: the last one has to wait for it
