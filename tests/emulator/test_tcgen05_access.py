@@ -292,7 +292,7 @@ FREED = """extern "C" __global__ void kernel_test(u32* out) {
 def test_dealloc_behind_a_barrier_that_publishes_nothing(
     launch: Launch, array: Make, load: str, order: str, strict: bool
 ) -> None:
-    """PTX ISA 9.7.13.4: `.relaxed` orders no memory. In practice a load is over with its `wait::ld`; a store is not."""
+    """PTX ISA 9.7.13.3: `.relaxed` orders no memory. In practice a load is over with its `wait::ld`; a store is not."""
     source = FREED.replace("LOAD", load).replace("ORDER", order)
     options = {"block": 128, "smem": 1024, "arch": "sm_100a", "strict_tensor_order": strict}
     out = array(np.zeros(128), np.uint32)
