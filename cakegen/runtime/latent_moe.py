@@ -263,11 +263,10 @@ class LatentMoe:
         every = range(1, self.model.decode.max_tokens + 1)
         counts = check_wholes("warm_up", "tokens", every if tokens is None else tokens)
         numbers = {"front": (1,), "tail": check_wholes("warm_up", "partials", partials)}
-        stages = (stages,) if isinstance(stages, str) else tuple(stages)
         opened = self._open(_ordinal(torch.device(device)))
         requests = [
             (stage, tp, count, number)
-            for stage in stages
+            for stage in ((stages,) if isinstance(stages, str) else stages)
             for number in numbers.get(stage, (1,))
             for count in counts
             if count
