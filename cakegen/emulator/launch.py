@@ -5,10 +5,9 @@ Imports compile, plan, registry, the runtime's plain records, and this package.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -160,7 +159,10 @@ def emulate_calls(
         buffers = [*_operand_buffers([request for request, _ in calls], space), *scratch.buffers(space)]
     queue: list[QueuedLaunch] = []
     for number, (request, plan) in enumerate(calls):
-        context = _Call(registry, request, plan.device.arch, scratch.addresses(number), space, options, on_progress)
+        placed = {name: replace(each, address=space[each.address]) for name, each in request.operands.items()}
+        addresses = {name: each.address for name, each in placed.items()}
+        addresses |= {name: space[address] for name, address in scratch.addresses(number).items()}
+        context = _Call(registry, request, plan.device.arch, placed, addresses, options, on_progress)
         for launch in plan.launches:
             program = (load or load_program)(registry, launch.key, plan.device.arch)
             queue.append(context.queue(launch, program, overlap))
@@ -252,13 +254,13 @@ def _buffer(name: str, operand: Operand, output: bool, space: AddressSpace) -> B
 
 @dataclass(frozen=True)
 class _Call:
-    """What all launches of one call share."""
+    """What all launches of one call share; operands and addresses as programs see them."""
 
     registry: Registry
     request: Request
     arch: str
-    scratch: dict[str, int]
-    space: AddressSpace
+    operands: dict[str, Operand]
+    addresses: dict[str, int]
     options: Options
     on_progress: Callable[[int, int], None]
 
@@ -267,14 +269,8 @@ class _Call:
         record = self.registry.program(launch.key)
         model = self.registry.model.for_family(architecture(self.arch).family)
         attributes, own = decide_overlap(launch, record.launch, model, overlap)
-        operands = {
-            name: dataclasses.replace(operand, address=self.space[operand.address])
-            for name, operand in self.request.operands.items()
-        }
-        addresses = {name: operand.address for name, operand in operands.items()}
-        addresses |= {name: self.space[address] for name, address in self.scratch.items()}
         parameters = run_parameters(self.request) | own
-        arguments = bind_arguments(record, operands, addresses, parameters)
+        arguments = bind_arguments(record, self.operands, self.addresses, parameters)
 
         def make(memory: GlobalMemory) -> Machine:
             shape, names = launch_shape(record, launch), barrier_names(record)
