@@ -66,10 +66,8 @@ class DecodeRules:
         The front loads two chunks a stage where the ring then keeps so many stages (one CTA a tile, or a pair).
     alias_n_pad, alias_min_chunks
         From this token tile and so many chunks a CTA on, a pair's sums land in the drained ring.
-    staged_max_down_units
-        The tail stages routed rows in shared memory where a CTA has at most so many shared-down units.
-    staged_min_stages
-        Stages that the ring must keep beside staged rows.
+    staged_max_down_units, staged_min_stages
+        The tail stages routed rows in shared memory where a CTA has so few shared-down units and its ring so many stages.
     staged_wide_n_pad
         From this token tile on, the cold fill beside staged rows is staggered.
     resident_tokens_staged, resident_tokens_long, resident_tokens_short
@@ -85,10 +83,11 @@ class DecodeRules:
         Weight stages that the front issues before it waits for an earlier launch, in an ordinary launch.
     overlap_ahead_n_pad
         Up to this token tile, a launch that overlaps the one before it issues its whole ring of weights first.
-    stagger_units
-        The unit before which a staggered fill pauses.
-    split_finalize_n_pad
-        From this token tile on, each CTA of a pair finishes half of the tokens (0: rank 0 finishes all).
+    stagger_units, split_finalize_n_pad
+        The unit before which a staggered fill pauses; the token tile from which on both CTAs finish (0: rank 0 alone).
+    narrow_block_m
+        Weight rows of a front's tile where as many pairs run at once (0: always `block_m`). Hopper's only, where a tile
+        is two MMAs of 64 rows that may overlap.
     """
 
     max_tokens: int
@@ -117,6 +116,7 @@ class DecodeRules:
     overlap_ahead_n_pad: int
     stagger_units: int
     split_finalize_n_pad: int
+    narrow_block_m: int
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ DECODE = DecodeRules(
     front_ahead=3,
     overlap_ahead_n_pad=8,
     split_finalize_n_pad=0,
+    narrow_block_m=0,
 )
 
 # What Hopper does differently.
@@ -54,6 +55,7 @@ SM90_DECODE_CHANGES: dict[str, int] = {
     "alias_min_chunks": 4096,
     "resident_tokens_staged": 4,
     "split_finalize_n_pad": 32,
+    "narrow_block_m": 96,
 }
 
 PREFILL = PrefillRules(
@@ -144,7 +146,7 @@ TINY_PREFILL_SM90_CHANGES: dict[str, Any] = {
 # Prefill: at 8 and 10 SMs the Blackwell GEMMs take one wave, several, or a cut one; on Hopper all counts together reach
 # every way to cut. The other counts are the products' own.
 TINY_TARGETS = (
-    Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(3, 6, 78, 114, 132)),
+    Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(3, 6, 48, 114, 132)),
     Target(arch="sm_100a", tp_degrees=(1, 4, 8), sm_counts=(3, 6, 8, 10, 148, 152)),
     Target(arch="sm_103a", tp_degrees=(1, 4, 8), sm_counts=(3, 6, 8, 10, 148, 152)),
 )
@@ -166,7 +168,7 @@ def kimi_k3_model() -> Model:
         max_tokens=16384,
         max_partials=64,
         targets=(
-            Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(32, 78, 114, 132)),
+            Target(arch="sm_90a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(32, 78, 96, 114, 132)),
             Target(arch="sm_100a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(148, 152)),
             Target(arch="sm_103a", tp_degrees=(1, 2, 4, 8, 16), sm_counts=(148, 152)),
         ),

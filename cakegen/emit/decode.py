@@ -11,9 +11,11 @@ from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan.records import DecodeForm, NormForm
 from cakegen.plan.smem import (
+    FP32_BYTES,
     DecodeSmem,
     UnitShare,
     a_chunk_bytes,
+    a_pad_bytes,
     b_chunk_bytes,
     decode_smem,
     final_tokens,
@@ -160,13 +162,13 @@ def _thread_constants(form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...
 def _tile_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
     rules = model.decode
     return (
-        Constant("kBlockM", rules.block_m, "weight rows of a tile (a shared tile: half gate, half up)"),
+        Constant("kBlockM", form.block_m, "weight rows of a tile (a shared tile: half gate, half up)"),
         Constant("kBlockK", rules.block_k, "elements of a K chunk: one 128-byte swizzled row"),
         Constant("kNPad", form.n_pad, "tokens of the MMA; those past num_tokens arrive as zeros"),
         Constant("kSplitFinalize", form.split_finalize, "each CTA of a pair finishes half of the tokens"),
         Constant("kFinalTokens", final_tokens(form.n_pad, form.split_finalize), "tokens that a CTA finishes"),
         Constant("kNumStages", form.num_stages, "ring stages"),
-        Constant("kChunkABytes", a_chunk_bytes(rules), "one K chunk of weights"),
+        Constant("kChunkABytes", a_chunk_bytes(rules, form.block_m), "one K chunk of weights"),
         Constant("kChunkBBytes", b_chunk_bytes(rules, form.n_pad), "one K chunk of tokens"),
     )
 
@@ -174,11 +176,12 @@ def _tile_constants(model: Model, form: DecodeForm) -> tuple[Constant, ...]:
 def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
     dims = model.dims
     shares = unit_shares(form)
+    pad = a_pad_bytes(model.decode, form.stage, form.block_m)
     return (
         Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
         Constant("kStageABytes", smem.a_stage_bytes, "weights of a stage"),
         Constant("kStageBBytes", smem.b_stage_bytes, "tokens of a stage"),
-        Constant("kStageBytes", smem.a_stage_bytes + smem.b_stage_bytes, "what stage_full expects"),
+        Constant("kStageBytes", smem.a_stage_bytes - pad + smem.b_stage_bytes, "what stage_full expects"),
         Constant("kRank0Units", shares[0].k1_count, "ring units of rank 0, from K chunk 0 on"),
         Constant("kRank1Units", _rank1(shares).k1_count, "ring units of rank 1"),
         Constant("kRouterTiles", form.router_tiles, "tiles of gate_weight"),
@@ -188,6 +191,10 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[
         Constant("kSharedCols", dims.i_local(form.tp), "columns of shared_act: the up rows start there"),
         Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
         Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
+        *(
+            (Constant("kPadBytes", pad, "behind a stage's weights: the rows that its up half is short of 64"),)
+            * (pad > 0)
+        ),
     )
 
 
@@ -249,10 +256,11 @@ def _rank1(shares: tuple[UnitShare, ...]) -> UnitShare:
 def _smem_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
     constants: tuple[Constant, ...] = ()
     if form.cluster_ctas == 2:
+        pushed = final_tokens(form.n_pad, form.split_finalize) * form.block_m * FP32_BYTES
         constants += (
             Constant("kLandingAlias", form.landing_alias, "the partner's sums land in the drained ring"),
             Constant("kLandingOffset", smem.landing_offset, "byte offset of the partner's sums"),
-            Constant("kLandingBytes", smem.landing_bytes, "fp32 sums of 128 threads"),
+            Constant("kLandingBytes", pushed, "fp32 sums of a tile that land there"),
         )
     constants += (
         Constant("kARingOffset", smem.a_ring_offset, "byte offset of the weight stages"),
@@ -330,9 +338,9 @@ def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
 def _front_maps(model: Model, form: DecodeForm) -> tuple[TensorMapEntry, ...]:
     rules = model.decode
     rows = {
-        "gate_weight": rules.block_m,
-        "down_weight": rules.block_m,
-        "shared_gate_up_weight": rules.block_m // 2,
+        "gate_weight": form.block_m,
+        "down_weight": form.block_m,
+        "shared_gate_up_weight": form.block_m // 2,
         "x": form.n_pad,
     }
     return tuple(
@@ -345,8 +353,8 @@ def _tail_maps(model: Model, form: DecodeForm) -> tuple[TensorMapEntry, ...]:
     rules = model.decode
     up_view = "columns" if form.k1_ragged_cols else "chunks"
     maps = (
-        ("shared_down_weight", "chunks", rules.block_m),
-        ("up_weight", up_view, rules.block_m),
+        ("shared_down_weight", "chunks", form.block_m),
+        ("up_weight", up_view, form.block_m),
         ("shared_act", "chunks", form.n_pad),
         ("y_workspace", up_view, form.n_pad),
     )

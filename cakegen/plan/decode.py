@@ -12,12 +12,13 @@ from cakegen.arch import architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan.records import DecodeForm, Rule
-from cakegen.plan.shape import DecodeShape
+from cakegen.plan.shape import DecodeShape, narrow_front
 from cakegen.plan.smem import (
     BF16_BYTES,
     SWIZZLE_PERIOD_BYTES,
     DecodeSmem,
     a_chunk_bytes,
+    a_pad_bytes,
     b_chunk_bytes,
     decode_smem,
     landing_bytes,
@@ -76,7 +77,8 @@ def plan_ring(
     landing = 0 if alias else landing_bytes(rules, shape.n_pad, cluster_ctas, split)
     limit = device.max_dynamic_smem_bytes
     free = limit - rules.barrier_bytes - rules.flag_bytes - landing - extra_bytes
-    stage = chunks_per_stage * (a_chunk_bytes(rules) + b_chunk_bytes(rules, shape.n_pad))
+    stage = chunks_per_stage * (a_chunk_bytes(rules, shape.block_m) + b_chunk_bytes(rules, shape.n_pad))
+    stage += a_pad_bytes(rules, shape.stage, shape.block_m)
     fits = max(0, free // stage)
     arithmetic = (
         f"({limit} - {rules.barrier_bytes} barriers - {rules.flag_bytes} flags - {landing} landing"
@@ -91,6 +93,7 @@ def base_form(shape: DecodeShape, cluster_ctas: int, model: Model) -> DecodeForm
         stage=shape.stage,
         tp=shape.tp,
         n_pad=shape.n_pad,
+        block_m=shape.block_m,
         num_stages=0,
         chunks_per_stage=1,
         cluster_ctas=cluster_ctas,
@@ -125,6 +128,7 @@ def spell_symbol(form: DecodeForm, model: Model) -> str:
         f"_o{form.out_cols}_c{form.cluster_ctas}"
     )
     suffixes = (
+        (f"_m{form.block_m}", form.block_m != model.decode.block_m),
         ("_f", form.fused_norm),
         (f"_g{form.issue_gate}", form.issue_gate),
         ("_sb", form.resident_b),
@@ -149,6 +153,9 @@ def plan_decode_front(shape: DecodeShape, model: Model, device: DeviceFacts) -> 
     """
     pair = pair_rule(shape, device)
     cluster = 2 if pair.value == 2 else 1
+    width = _width_rule(shape, cluster, model, device)
+    if width.value != shape.block_m:
+        shape = narrow_front(shape, model)
     form = base_form(shape, cluster, model)
     chunks, depth_rule = _front_depth(shape, cluster, model, device)
     ring = plan_ring(shape, cluster, chunks, 0, model, device)
@@ -157,6 +164,7 @@ def plan_decode_front(shape: DecodeShape, model: Model, device: DeviceFacts) -> 
     rules = (
         n_pad_rule(shape, model),
         pair,
+        width,
         grid_rule(form),
         depth_rule,
         alias_rule(form, model),
@@ -165,6 +173,23 @@ def plan_decode_front(shape: DecodeShape, model: Model, device: DeviceFacts) -> 
         Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
     )
     return replace(form, symbol=spell_symbol(form, model)), rules
+
+
+def _width_rule(shape: DecodeShape, cluster_ctas: int, model: Model, device: DeviceFacts) -> Rule:
+    """Weight rows of a front's tile: fewer where as many pairs run at once, so that more SMs stream the weights."""
+    wide = f"{shape.tiles} tiles of {shape.block_m} rows"
+    if not model.decode.narrow_block_m:
+        return Rule("block_m", shape.block_m, f"{wide}; no narrower ones for {device.arch}")
+    if cluster_ctas != 2:
+        return Rule("block_m", shape.block_m, f"{wide}; narrower ones are for pairs")
+    narrow = narrow_front(shape, model)
+    ctas = 2 * narrow.tiles
+    fits = ctas <= device.sm_count and narrow.tiles <= device.resident_pairs
+    reason = (
+        f"{wide}; {narrow.tiles} of {narrow.block_m} are {ctas} CTAs{'' if fits else ', too many'} "
+        f"for {device.sm_count} SMs and {device.resident_pairs} resident pairs"
+    )
+    return Rule("block_m", narrow.block_m if fits else shape.block_m, reason)
 
 
 def _front_depth(shape: DecodeShape, cluster: int, model: Model, device: DeviceFacts) -> tuple[int, Rule]:

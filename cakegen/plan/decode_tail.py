@@ -134,6 +134,7 @@ def _first_rules(shape: DecodeShape, partition: Rule, form: DecodeForm, model: M
     return (
         n_pad_rule(shape, model),
         partition,
+        Rule("block_m", form.block_m, f"{form.tiles} tiles of {form.block_m} rows"),
         grid_rule(form),
         depth,
         alias_rule(form, model),

@@ -19,6 +19,7 @@ def form_of(launch: Launch) -> Hashable:
         return (
             f"decode_{form.stage}",
             ("n_pad", form.n_pad),
+            ("block_m", form.block_m),
             ("chunks_per_stage", form.chunks_per_stage),
             ("cluster_ctas", form.cluster_ctas),
             *(

@@ -23,6 +23,8 @@ class DecodeForm:
         `front` or `tail`; tensor-parallel degree.
     n_pad
         Token rows of the MMA's B operand.
+    block_m
+        Weight rows of a tile.
     num_stages, chunks_per_stage
         Ring depth, and K chunks of one stage.
     cluster_ctas, grid_ctas
@@ -56,6 +58,7 @@ class DecodeForm:
     stage: str
     tp: int
     n_pad: int
+    block_m: int
     num_stages: int
     chunks_per_stage: int
     cluster_ctas: int

@@ -5,7 +5,7 @@ Imports only the model, errors and the plan's records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cakegen.errors import PlanError
 from cakegen.model import Model
@@ -20,6 +20,7 @@ class DecodeShape:
     tokens: int
     partials: int
     n_pad: int
+    block_m: int
     router_tiles: int
     latent_tiles: int
     shared_tiles: int
@@ -58,7 +59,7 @@ def decode_shape(model: Model, stage: str, tp: int, tokens: int, partials: int) 
     if stage == "front":
         half = rules.block_m // 2
         return DecodeShape(
-            stage, tp, tokens, 1, n_pad,
+            stage, tp, tokens, 1, n_pad, rules.block_m,
             router_tiles=exact(dims.experts, rules.block_m, where, "experts", "rows of a tile"),
             latent_tiles=exact(dims.latent, rules.block_m, where, "latent", "rows of a tile"),
             shared_tiles=exact(i_local, half, where, "shared_intermediate / TP", "gate rows of a tile"),
@@ -70,7 +71,7 @@ def decode_shape(model: Model, stage: str, tp: int, tokens: int, partials: int) 
         )  # fmt: skip
     latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
     return DecodeShape(
-        stage, tp, tokens, partials, n_pad,
+        stage, tp, tokens, partials, n_pad, rules.block_m,
         router_tiles=0,
         latent_tiles=exact(dims.hidden, rules.block_m, where, "hidden", "rows of a tile"),
         shared_tiles=0,
@@ -80,6 +81,18 @@ def decode_shape(model: Model, stage: str, tp: int, tokens: int, partials: int) 
         k1_ragged_cols=latent_slice % rules.block_k,
         out_cols=dims.hidden,
     )  # fmt: skip
+
+
+def narrow_front(shape: DecodeShape, model: Model) -> DecodeShape:
+    """A front in tiles of `narrow_block_m` weight rows: more tiles, the last of a class partly out of bounds."""
+    rows, dims = model.decode.narrow_block_m, model.dims
+    return replace(
+        shape,
+        block_m=rows,
+        router_tiles=-(-dims.experts // rows),
+        latent_tiles=-(-dims.latent // rows),
+        shared_tiles=-(-dims.i_local(shape.tp) // (rows // 2)),
+    )
 
 
 def exact(value: int, divisor: int, where: str, name: str, what: str) -> int:

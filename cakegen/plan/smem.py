@@ -17,6 +17,8 @@ FP32_BYTES = 4
 SWIZZLE_PERIOD_BYTES = 1024
 # Output rows staged in shared memory are padded by 16 bytes, so that a column of rows meets distinct banks.
 STAGING_PAD_BYTES = 16
+# A weight tile is two MMAs of 64 rows; where it has fewer than 128, they overlap.
+MMA_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,14 @@ def larger_half(units: int) -> int:
     return -(-units // 2)
 
 
-def a_chunk_bytes(rules: DecodeRules) -> int:
+def a_chunk_bytes(rules: DecodeRules, block_m: int) -> int:
     """One K chunk of a weight tile: `[block_m, block_k]` bf16."""
-    return rules.block_m * rules.block_k * BF16_BYTES
+    return block_m * rules.block_k * BF16_BYTES
+
+
+def a_pad_bytes(rules: DecodeRules, stage: str, block_m: int) -> int:
+    """Behind the weights of a front's stage: the rows by which the up half is short of the MMA's 64."""
+    return (MMA_ROWS - block_m // 2) * rules.block_k * BF16_BYTES if stage == "front" else 0
 
 
 def b_chunk_bytes(rules: DecodeRules, n_pad: int) -> int:
@@ -71,10 +78,10 @@ def final_tokens(n_pad: int, split_finalize: bool) -> int:
 
 
 def landing_bytes(rules: DecodeRules, n_pad: int, cluster_ctas: int, split_finalize: bool) -> int:
-    """Where the partner's sums land: an fp32 tile `[final tokens, block_m]` in a pair, else a fixed reserve."""
+    """Where the partner's sums land: all rows of two MMAs, in fp32, in a pair, else a fixed reserve."""
     if cluster_ctas != 2:
         return rules.single_landing_bytes
-    return final_tokens(n_pad, split_finalize) * rules.block_m * FP32_BYTES
+    return final_tokens(n_pad, split_finalize) * 2 * MMA_ROWS * FP32_BYTES
 
 
 def row_bytes(model: Model) -> int:
@@ -82,10 +89,10 @@ def row_bytes(model: Model) -> int:
     return model.dims.latent * BF16_BYTES
 
 
-def staging_bytes(rules: DecodeRules, stage: str, tokens: int) -> int:
+def staging_bytes(block_m: int, stage: str, tokens: int) -> int:
     """The epilogue's output tile `[tokens, block_m]` with padded rows: fp32 for the front's router tiles, else bf16."""
     element_bytes = FP32_BYTES if stage == "front" else BF16_BYTES
-    return tokens * (rules.block_m * element_bytes + STAGING_PAD_BYTES)
+    return tokens * (block_m * element_bytes + STAGING_PAD_BYTES)
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,8 @@ def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
     landing = rules.barrier_bytes + rules.flag_bytes
     landing_size = landing_bytes(rules, form.n_pad, form.cluster_ctas, form.split_finalize)
     a_ring = landing if form.landing_alias else landing + landing_size
-    a_stage = form.chunks_per_stage * a_chunk_bytes(rules)
+    a_stage = form.chunks_per_stage * a_chunk_bytes(rules, form.block_m)
+    a_stage += a_pad_bytes(rules, form.stage, form.block_m)
     b_stage = form.chunks_per_stage * b_chunk_bytes(rules, form.n_pad)
     b_ring = a_ring + form.num_stages * a_stage
     resident = b_ring + form.num_stages * b_stage
@@ -177,6 +185,6 @@ def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
         norm_weight_offset=norm_weight,
         norm_weight_bytes=norm_weight_size,
         staging_offset=a_ring + (landing_size if form.landing_alias else 0),
-        staging_bytes=staging_bytes(rules, form.stage, final_tokens(form.n_pad, form.split_finalize)),
+        staging_bytes=staging_bytes(form.block_m, form.stage, final_tokens(form.n_pad, form.split_finalize)),
         total_bytes=norm_weight + norm_weight_size,
     )

@@ -26,6 +26,9 @@ GemmTile = Annotated[int, Field(ge=64, le=256, multiple_of=64, description="a te
 # operands are addressed in 32 bits, and a vector of 8 bf16 is 16 bytes
 Width = Annotated[int, Field(ge=64, le=2**17, multiple_of=8)]
 WeightTile = Annotated[int, Field(ge=128, le=128, description="a weight tile is two halves of 64 rows, wgmma's M")]
+NarrowTile = Annotated[
+    Literal[0, 64, 96], Field(description="two MMAs of 64 rows that overlap; half a tile is whole warps of 16 rows")
+]
 ChunkWidth = Annotated[int, Field(ge=64, le=64, description="a chunk's row is 64 bf16: one 128-byte swizzle row")]
 
 
@@ -103,6 +106,7 @@ class DecodeSection(Section):
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]
+    narrow_block_m: Annotated[int, Field(ge=0, le=0, description="Blackwell's MMA has 128 rows, all of one tile")]
 
 
 class DecodeSm90Section(Section):
@@ -114,6 +118,7 @@ class DecodeSm90Section(Section):
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]
+    narrow_block_m: NarrowTile
 
 
 class PrefillSection(Section):

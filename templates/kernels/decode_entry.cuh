@@ -34,6 +34,9 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
 //% endif
         publish_barriers(rank, smem);
     }
+//% if spec.value("kBlockM") < 128
+    clear_pads(smem);
+//% endif
 //% if spec.arch_family == "sm100"
     claim_tensor_memory(smem);
 //% else

@@ -1,3 +1,4 @@
+//% set narrow = spec.value("kBlockM") < 128
 struct Outputs {
     float* logits;
     u16* latent;
@@ -15,10 +16,15 @@ __device__ __forceinline__ void store_router(
     chaos_point(staging);
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
+//% if narrow
+        if (!at.owns[half]) {
+            continue;
+        }
+//% endif
 #pragma unroll
         for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
 //% if spec.arch_family == "sm90"
-            const u32 row = 64 * half + 16 * at.warp + at.lane / 4 + 8 * ((i >> 1) & 1);
+            const u32 row = kSecondRow * half + 16 * at.warp + at.lane / 4 + 8 * ((i >> 1) & 1);
 //% else
             const u32 row = 32 * at.warp + 16 * half + at.lane / 4 + 8 * ((i >> 1) & 1);
 //% endif
@@ -36,7 +42,13 @@ __device__ __forceinline__ void store_latent(
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 2);
 //% if spec.arch_family == "sm90"
     stage_bf16(sums[0], at, staging, kPitch, 0);
-    stage_bf16(sums[1], at, staging, kPitch, 64);
+//% if narrow
+    if (at.owns[1]) {
+        stage_bf16(sums[1], at, staging, kPitch, kSecondRow);
+    }
+//% else
+    stage_bf16(sums[1], at, staging, kPitch, kSecondRow);
+//% endif
 //% else
     stage_bf16(sums[0], at, staging, kPitch, 16 * at.warp);
     stage_bf16(sums[1], at, staging, kPitch, 16 * at.warp + 16);
@@ -54,7 +66,13 @@ __device__ __forceinline__ void store_shared(
         sums[0][i] = situ(sums[0][i], sums[1][i], Cfg::kSituBeta, Cfg::kSituLinearBeta);
     }
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM / 2 * 2);
+//% if narrow
+    if (at.owns[0]) {
+        stage_bf16(sums[0], at, staging, kPitch, 0);
+    }
+//% else
     stage_bf16(sums[0], at, staging, kPitch, 0);
+//% endif
     named_barrier_sync(Cfg::kMmaBarrier, 128);
     store_staged<Cfg::kBlockM / 2, 2>(
         staging, at.thread, out.shared_act, out.shared_act_pitch, tile.row, Cfg::kSharedCols, out.tokens);

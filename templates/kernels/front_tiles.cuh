@@ -1,6 +1,7 @@
 enum class TileClass { kRouter, kLatent, kShared };
 
-// Which weight rows a CTA multiplies. A shared tile has 64 gate rows from `row` on and the matching up rows.
+// Which weight rows a CTA multiplies. A shared tile has kBlockM / 2 gate rows from `row` on and the matching up
+// rows.
 struct Tile {
     TileClass kind;
     u32 row;
@@ -26,12 +27,26 @@ __device__ __forceinline__ void load_weights(
     const Tile& tile, u32 a, u32 chunk, u32 barrier) {
     if (tile.kind == TileClass::kShared) {
         tma_load_3d(a, shared_map, 0, tile.row, chunk, barrier);
-        tma_load_3d(a + Cfg::kStageABytes / 2, shared_map, 0, Cfg::kSharedCols + tile.row, chunk, barrier);
+        constexpr u32 kGateBytes = Cfg::kChunksPerStage * Cfg::kChunkABytes / 2;
+        tma_load_3d(a + kGateBytes, shared_map, 0, Cfg::kSharedCols + tile.row, chunk, barrier);
     } else {
         tma_load_3d(a, tile.kind == TileClass::kRouter ? router_map : latent_map, 0, tile.row, chunk, barrier);
     }
 }
 
+//% if spec.value("kBlockM") < 128
+// The rows behind a stage's weights, which the second MMA of a shared tile reads: their sums are stored nowhere, but
+// nothing else writes them.
+__device__ __forceinline__ void clear_pads(u32 smem) {
+    for (u32 i = threadIdx.x; i < Cfg::kNumStages * Cfg::kPadBytes / 16; i += Cfg::kNumThreads) {
+        const u32 stage = i / (Cfg::kPadBytes / 16);
+        const u32 pad = smem + Cfg::kARingOffset + (stage + 1) * Cfg::kStageABytes - Cfg::kPadBytes;
+        st_shared_v4(pad + i % (Cfg::kPadBytes / 16) * 16, Vec4{0, 0, 0, 0});
+    }
+    fence_proxy_async_shared();
+}
+
+//% endif
 // One lane streams this CTA's units, weights and tokens in one loop. Only the tokens depend on an earlier launch: the
 // first `weights_ahead` stages of weights go ahead of the wait for it, and the first tokens queue behind them.
 __device__ __forceinline__ void produce(

@@ -1,3 +1,4 @@
+//% set narrow = spec.value("kBlockM") < 128
 // ---- shared by the decode programs: accumulators, the pair's sum, staged stores ----
 
 //% if spec.arch_family == "sm90"
@@ -16,9 +17,19 @@ struct Fragment {
     u32 thread;  // 0 to 127
     u32 warp;    // 0 to 3
     u32 lane;
+//% if narrow
+    bool owns[2];  // whether the warp's 16 rows of each MMA are the tile's, and no other warp's
+//% endif
 };
 
 //% if spec.arch_family == "sm90"
+//% if narrow
+// First row of the second MMA; the two overlap, since a tile has fewer than 128 rows.
+//% else
+// First row of the second MMA.
+//% endif
+constexpr u32 kSecondRow = Cfg::kBlockM - 64;
+
 // One K chunk of 64: four k-steps of 16 for both halves. `a_half` is the distance of the second half's rows.
 __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_half, u32 b) {
 #pragma unroll
@@ -35,30 +46,40 @@ using Sums = float[2][Cfg::kFinalTokens / 2];
 
 //% if spec.value("kClusterCtas") == 2
 // Hands sums to the partner: quad q of thread t lands at (q * 128 + t) * 16, so no two threads share a bank.
-// 128 threads * kFinalTokens floats * 4 bytes = kLandingBytes complete on the partner's `partner_sum`.
-__device__ __forceinline__ void push_sums(const Sums& sums, u32 thread, u32 landing, u32 partner_sum) {
+// kBlockM rows * kFinalTokens floats * 4 bytes = kLandingBytes complete on the partner's `partner_sum`.
+__device__ __forceinline__ void push_sums(const Sums& sums, const Fragment& at, u32 landing, u32 partner_sum) {
     constexpr u32 kQuadsPerHalf = Cfg::kFinalTokens / 8;
     chaos_point(landing);
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
+//% if narrow
+        if (!at.owns[half]) {
+            continue;
+        }
+//% endif
 #pragma unroll
         for (u32 q = 0; q < kQuadsPerHalf; ++q) {
             const float* four = &sums[half][4 * q];
             const Vec4 quad{
                 float_to_bits(four[0]), float_to_bits(four[1]), float_to_bits(four[2]), float_to_bits(four[3])};
-            st_async_v4(landing + ((half * kQuadsPerHalf + q) * 128 + thread) * 16, quad, partner_sum);
+            st_async_v4(landing + ((half * kQuadsPerHalf + q) * 128 + at.thread) * 16, quad, partner_sum);
         }
     }
 }
 
 // Two terms only, so their order does not change the bits.
-__device__ __forceinline__ void add_partner(Sums& sums, u32 thread, u32 landing) {
+__device__ __forceinline__ void add_partner(Sums& sums, const Fragment& at, u32 landing) {
     constexpr u32 kQuadsPerHalf = Cfg::kFinalTokens / 8;
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
+//% if narrow
+        if (!at.owns[half]) {
+            continue;
+        }
+//% endif
 #pragma unroll
         for (u32 q = 0; q < kQuadsPerHalf; ++q) {
-            const Vec4 quad = ld_shared_v4(landing + ((half * kQuadsPerHalf + q) * 128 + thread) * 16);
+            const Vec4 quad = ld_shared_v4(landing + ((half * kQuadsPerHalf + q) * 128 + at.thread) * 16);
             float* four = &sums[half][4 * q];
             four[0] += bits_to_float(quad.x);
             four[1] += bits_to_float(quad.y);
@@ -92,9 +113,9 @@ __device__ __forceinline__ bool combine_pair(
         }
         mbarrier_wait_cluster(smem + Cfg::kRingDrainedOffset, 0, watch);
     }
-    push_sums(given, at.thread, mapa(landing, rank ^ 1), mapa(partner_sum, rank ^ 1));
+    push_sums(given, at, mapa(landing, rank ^ 1), mapa(partner_sum, rank ^ 1));
     mbarrier_wait_cluster(partner_sum, 0, watch);
-    add_partner(kept, at.thread, landing);
+    add_partner(kept, at, landing);
     return true;
 }
 //% else
@@ -108,7 +129,7 @@ __device__ __forceinline__ bool combine_pair(
             // The landing zone is rank 0's ring: its four MMA warps must have read it to the end.
             mbarrier_wait_cluster(smem + Cfg::kRingDrainedOffset, 0, watch);
         }
-        push_sums(acc, at.thread, mapa(landing, 0), mapa(partner_sum, 0));
+        push_sums(acc, at, mapa(landing, 0), mapa(partner_sum, 0));
         return false;
     }
     if constexpr (Cfg::kLandingAlias) {
@@ -124,7 +145,7 @@ __device__ __forceinline__ bool combine_pair(
         }
     }
     mbarrier_wait_cluster(partner_sum, 0, watch);
-    add_partner(kept, at.thread, landing);
+    add_partner(kept, at, landing);
     return true;
 }
 //% endif

@@ -58,7 +58,7 @@ def check_routes(checks: Checks, moe: LatentMoe, weights: Weights, tp: int, labe
     return keys
 
 
-@pytest.mark.parametrize("sm_count", [3, 6, 78, 114])
+@pytest.mark.parametrize("sm_count", [3, 6, 48, 78, 96, 114])
 def test_forms_of_smaller_devices_match(
     moe: LatentMoe, weights: Weights, device: torch.device, sm_count: int, record_property: Record
 ) -> None:

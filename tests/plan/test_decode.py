@@ -75,9 +75,9 @@ def test_published_rules_give_the_published_keys_on_hopper_with_its_suffix(kimi:
         ("tail", 5, "n8_r11_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3"),
         ("tail", 32, "n32_r10_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3_sf"),
         ("tail", 128, "n128_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3_sf"),
-        ("front", 16, "n16_r6_d2_p0_w0_t7_28_12_k112_0_o3584_c2"),
-        ("front", 128, "n128_r6_d1_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
-        ("front", 64, "n64_r4_d2_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
+        ("front", 16, "n16_r7_d2_p0_w0_t10_38_16_k112_0_o3584_c2_m96"),
+        ("front", 128, "n128_r6_d1_p0_w0_t10_38_16_k112_0_o3584_c2_m96_sf"),
+        ("front", 64, "n64_r4_d2_p0_w0_t10_38_16_k112_0_o3584_c2_m96_sf"),
     ],
 )
 def test_hopper_stages_fewer_rows_and_splits_the_finish(
@@ -116,8 +116,8 @@ def test_ragged_slice_is_spelled_last(kimi: Model, h200: DeviceFacts) -> None:
 
 def test_front_symbol_says_hidden_chunks_and_latent(kimi: Model, h200: DeviceFacts) -> None:
     form = decode_form(kimi, h200, "front", 16, 1)
-    assert (form.tiles, form.grid_ctas, form.cluster_ctas) == (41, 82, 2)
-    assert "_t7_28_6_k112_0_o3584_c2" in form.symbol
+    assert (form.tiles, form.grid_ctas, form.cluster_ctas) == (56, 112, 2)
+    assert "_t10_38_8_k112_0_o3584_c2_m96" in form.symbol
 
 
 @pytest.mark.parametrize(("tp", "tokens"), [(4, 16), (4, 9)])

@@ -89,7 +89,7 @@ EDITS = {
     "TP twice": ("[1, 2, 4, 8, 16]", "[1, 1]", ["tp_degrees: 1 follows 1"]),
     "no TP": ("[1, 2, 4, 8, 16]", "[]", ["targets.0.tp_degrees = []"]),
     "shared tile": ("[1, 2, 4, 8, 16]", "[32]", ["TP 32 leaves 32 shared-expert columns", "32 = 0 * 64 + 32"]),
-    "no SM": ("sm_counts = [3, 6, 78, 114, 132]", "sm_counts = [0]", ["targets.0.sm_counts.0 = 0"]),
+    "no SM": ("sm_counts = [3, 6, 48, 114, 132]", "sm_counts = [0]", ["targets.0.sm_counts.0 = 0"]),
     "kernel twice": ('name = "tail_norm"', 'name = "decode"', ["decode for sm90: declared twice"]),
     "kernel's name": (
         'name = "tail_norm"',

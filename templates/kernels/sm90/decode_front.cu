@@ -15,13 +15,23 @@
 
 /*% include "kernels/front_tiles.cuh" %*/
 
+//% if spec.value("kBlockM") < 128
+// The rows in which the MMAs of a tile overlap are the first one's. Those of a shared tile, gate and up, have
+// kBlockM / 2 rows each, and read on into their neighbours'.
+__device__ __forceinline__ Fragment fragment_of(const Tile& tile, u32 warp) {
+    const bool in_half = 16 * warp < Cfg::kBlockM / 2;
+    const bool shared = tile.kind == TileClass::kShared;
+    return {threadIdx.x, warp, lane_id(), {!shared || in_half, shared ? in_half : kSecondRow + 16 * warp >= 64}};
+}
+
+//% endif
 // The MMA warpgroup: sums over this CTA's units. A stage is free once the wgmmas of the next one are issued and at
 // most that one group is unfinished.
 __device__ __forceinline__ void accumulate(
     Accumulators& acc, const Tile& tile, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
     const bool shared = tile.kind == TileClass::kShared;
-    // A box of a shared tile holds 64 rows of all chunks of a stage; one of another tile 128 rows.
-    const u32 a_half = shared ? Cfg::kStageABytes / 2 : Cfg::kChunkABytes / 2;
+    // A box of a shared tile holds half of the rows of all chunks of a stage, gate or up; one of another tile all rows.
+    const u32 a_half = shared ? Cfg::kChunksPerStage * Cfg::kChunkABytes / 2 : kSecondRow * Cfg::kBlockK * 2;
     const u32 a_chunk = shared ? Cfg::kChunkABytes / 2 : Cfg::kChunkABytes;
     const u32 units = unit_count(rank);
     Ring ring;
@@ -55,7 +65,11 @@ __device__ __forceinline__ void accumulate(
 
 __device__ __forceinline__ void multiply_and_store(
     const Tile& tile, u32 rank, u32 smem, const Outputs& out, const Watch& watch) {
+//% if spec.value("kBlockM") < 128
+    const Fragment at = fragment_of(tile, warp_index());
+//% else
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
+//% endif
     // The tokens come from an earlier launch, which may still read the outputs too. From here on waits are bounded.
     griddepcontrol_wait();
     Accumulators acc = {};

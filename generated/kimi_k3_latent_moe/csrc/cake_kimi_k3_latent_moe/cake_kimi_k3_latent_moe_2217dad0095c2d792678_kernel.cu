@@ -2,7 +2,7 @@
 // tail decode, TP 8, up to 8 tokens: 56 tiles, a pair splits K, 8 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 3c406d05f10ae66ab0ac1ce8dcb46647c7fd95daf3af8d8a88d061fd2aafd2dc
+// seal: sha256 f3e425e8e8019ac3a79777070033c6280b8582e810a777c5a8d9a1881fb6b305
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm100.cuh"
@@ -66,7 +66,7 @@ struct Cfg {
     static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
     static constexpr bool kLandingAlias = false;  // the partner's sums land in the drained ring
     static constexpr int kLandingOffset = 2048;  // byte offset of the partner's sums
-    static constexpr int kLandingBytes = 4096;  // fp32 sums of 128 threads
+    static constexpr int kLandingBytes = 4096;  // fp32 sums of a tile that land there
     static constexpr int kARingOffset = 6144;  // byte offset of the weight stages
     static constexpr int kBRingOffset = 137216;  // byte offset of the token stages
     static constexpr int kStagingOffset = 6144;  // byte offset of the staged output rows, over the drained ring

@@ -2,7 +2,7 @@
 // tail decode, TP 8, up to 8 tokens: 56 tiles, one CTA a tile, 8 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 fb6750c06b7a6b78534ec85f02c8b6a0dcab4512ce48891fa7d16d9005490d28
+// seal: sha256 46bb429e6cd1a7e6fcf3a2f2209ada02da16475ba2e5616028b78f833e48bfe4
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm90.cuh"
@@ -90,6 +90,9 @@ struct Fragment {
     u32 warp;    // 0 to 3
     u32 lane;
 };
+
+// First row of the second MMA.
+constexpr u32 kSecondRow = Cfg::kBlockM - 64;
 
 // One K chunk of 64: four k-steps of 16 for both halves. `a_half` is the distance of the second half's rows.
 __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_half, u32 b) {

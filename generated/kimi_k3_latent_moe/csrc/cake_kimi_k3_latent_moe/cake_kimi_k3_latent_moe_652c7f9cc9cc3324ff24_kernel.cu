@@ -2,7 +2,7 @@
 // tail decode, TP 16, up to 8 tokens: 56 tiles, a pair splits K, 8 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 722d1ba9ed5323c4305f2d73e4af82e34730051abd17c372102a40080b42e9b3
+// seal: sha256 f7e382e7f9c6b0daea445acd1bd185d4c97570a37435d93b5408affe098bf7d0
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm90.cuh"
@@ -65,7 +65,7 @@ struct Cfg {
     static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
     static constexpr bool kLandingAlias = false;  // the partner's sums land in the drained ring
     static constexpr int kLandingOffset = 2048;  // byte offset of the partner's sums
-    static constexpr int kLandingBytes = 4096;  // fp32 sums of 128 threads
+    static constexpr int kLandingBytes = 4096;  // fp32 sums of a tile that land there
     static constexpr int kARingOffset = 6144;  // byte offset of the weight stages
     static constexpr int kBRingOffset = 137216;  // byte offset of the token stages
     static constexpr int kStagingOffset = 6144;  // byte offset of the staged output rows, over the drained ring
@@ -94,6 +94,9 @@ struct Fragment {
     u32 lane;
 };
 
+// First row of the second MMA.
+constexpr u32 kSecondRow = Cfg::kBlockM - 64;
+
 // One K chunk of 64: four k-steps of 16 for both halves. `a_half` is the distance of the second half's rows.
 __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_half, u32 b) {
 #pragma unroll
@@ -108,8 +111,8 @@ __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_h
 using Sums = float[2][Cfg::kFinalTokens / 2];
 
 // Hands sums to the partner: quad q of thread t lands at (q * 128 + t) * 16, so no two threads share a bank.
-// 128 threads * kFinalTokens floats * 4 bytes = kLandingBytes complete on the partner's `partner_sum`.
-__device__ __forceinline__ void push_sums(const Sums& sums, u32 thread, u32 landing, u32 partner_sum) {
+// kBlockM rows * kFinalTokens floats * 4 bytes = kLandingBytes complete on the partner's `partner_sum`.
+__device__ __forceinline__ void push_sums(const Sums& sums, const Fragment& at, u32 landing, u32 partner_sum) {
     constexpr u32 kQuadsPerHalf = Cfg::kFinalTokens / 8;
     chaos_point(landing);
 #pragma unroll
@@ -119,19 +122,19 @@ __device__ __forceinline__ void push_sums(const Sums& sums, u32 thread, u32 land
             const float* four = &sums[half][4 * q];
             const Vec4 quad{
                 float_to_bits(four[0]), float_to_bits(four[1]), float_to_bits(four[2]), float_to_bits(four[3])};
-            st_async_v4(landing + ((half * kQuadsPerHalf + q) * 128 + thread) * 16, quad, partner_sum);
+            st_async_v4(landing + ((half * kQuadsPerHalf + q) * 128 + at.thread) * 16, quad, partner_sum);
         }
     }
 }
 
 // Two terms only, so their order does not change the bits.
-__device__ __forceinline__ void add_partner(Sums& sums, u32 thread, u32 landing) {
+__device__ __forceinline__ void add_partner(Sums& sums, const Fragment& at, u32 landing) {
     constexpr u32 kQuadsPerHalf = Cfg::kFinalTokens / 8;
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
         for (u32 q = 0; q < kQuadsPerHalf; ++q) {
-            const Vec4 quad = ld_shared_v4(landing + ((half * kQuadsPerHalf + q) * 128 + thread) * 16);
+            const Vec4 quad = ld_shared_v4(landing + ((half * kQuadsPerHalf + q) * 128 + at.thread) * 16);
             float* four = &sums[half][4 * q];
             four[0] += bits_to_float(quad.x);
             four[1] += bits_to_float(quad.y);
@@ -151,7 +154,7 @@ __device__ __forceinline__ bool combine_pair(
             // The landing zone is rank 0's ring: its four MMA warps must have read it to the end.
             mbarrier_wait_cluster(smem + Cfg::kRingDrainedOffset, 0, watch);
         }
-        push_sums(acc, at.thread, mapa(landing, 0), mapa(partner_sum, 0));
+        push_sums(acc, at, mapa(landing, 0), mapa(partner_sum, 0));
         return false;
     }
     if constexpr (Cfg::kLandingAlias) {
@@ -167,7 +170,7 @@ __device__ __forceinline__ bool combine_pair(
         }
     }
     mbarrier_wait_cluster(partner_sum, 0, watch);
-    add_partner(kept, at.thread, landing);
+    add_partner(kept, at, landing);
     return true;
 }
 

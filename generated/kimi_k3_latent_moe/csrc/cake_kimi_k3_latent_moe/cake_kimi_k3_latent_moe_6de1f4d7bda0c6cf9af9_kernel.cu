@@ -2,7 +2,7 @@
 // tail decode, TP 16, up to 8 tokens: 56 tiles, one CTA a tile, 8 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 6ca2bd0b15f3b562dea48665e2e4bb34b0e17dcecdc5fe14684ef3be395b71f6
+// seal: sha256 ff3893b4f96a86de75eba63b3a63dba04976888ec20b6a7011c1d1c434128aac
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm90.cuh"
@@ -90,6 +90,9 @@ struct Fragment {
     u32 warp;    // 0 to 3
     u32 lane;
 };
+
+// First row of the second MMA.
+constexpr u32 kSecondRow = Cfg::kBlockM - 64;
 
 // One K chunk of 64: four k-steps of 16 for both halves. `a_half` is the distance of the second half's rows.
 __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_half, u32 b) {

@@ -2,7 +2,7 @@
 // tail decode, TP 8, up to 16 tokens: 56 tiles, a pair splits K, 5 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 5d09665562b7cdd15d63c7c8637387de92d0f4ff104ef10726ce4f6f1b4d6667
+// seal: sha256 e4979c3f17162249034d298ea10f1fc1c5c333af09ecabcded5b58dc975959b0
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm100.cuh"
@@ -66,7 +66,7 @@ struct Cfg {
     static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
     static constexpr bool kLandingAlias = false;  // the partner's sums land in the drained ring
     static constexpr int kLandingOffset = 2048;  // byte offset of the partner's sums
-    static constexpr int kLandingBytes = 8192;  // fp32 sums of 128 threads
+    static constexpr int kLandingBytes = 8192;  // fp32 sums of a tile that land there
     static constexpr int kARingOffset = 10240;  // byte offset of the weight stages
     static constexpr int kBRingOffset = 92160;  // byte offset of the token stages
     static constexpr int kStagingOffset = 10240;  // byte offset of the staged output rows, over the drained ring

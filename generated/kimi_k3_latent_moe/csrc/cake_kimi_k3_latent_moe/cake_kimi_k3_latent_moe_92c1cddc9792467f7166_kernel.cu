@@ -2,7 +2,7 @@
 // tail decode, TP 4, up to 8 tokens: 56 tiles, a pair splits K, 7 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 1acc4b11cc086a6094f1df641f3d9687bd8e163fdbc58820235f83443e57dd92
+// seal: sha256 9cdb5f214260a660421c62b6ba6430d983772a74b9e3eafb0da0b212d5012b20
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm100.cuh"
@@ -66,7 +66,7 @@ struct Cfg {
     static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
     static constexpr bool kLandingAlias = false;  // the partner's sums land in the drained ring
     static constexpr int kLandingOffset = 2048;  // byte offset of the partner's sums
-    static constexpr int kLandingBytes = 4096;  // fp32 sums of 128 threads
+    static constexpr int kLandingBytes = 4096;  // fp32 sums of a tile that land there
     static constexpr int kARingOffset = 6144;  // byte offset of the weight stages
     static constexpr int kBRingOffset = 120832;  // byte offset of the token stages
     static constexpr int kStagingOffset = 6144;  // byte offset of the staged output rows, over the drained ring

@@ -2,7 +2,7 @@
 // tail decode, TP 16, up to 8 tokens: 56 tiles, a pair splits K, 8 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 28d444b059a528dff23ddf655bb1c7d3e04a78bfa391fc3109ddbbd9b3e0643e
+// seal: sha256 fcfbf84247222e966f2fad14a85f61aaf1639befba1b7ace7c7a2b8aeaa58ef4
 
 #include "cake_kimi_k3_latent_moe_device_common.cuh"
 #include "cake_kimi_k3_latent_moe_device_sm100.cuh"
@@ -66,7 +66,7 @@ struct Cfg {
     static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
     static constexpr bool kLandingAlias = false;  // the partner's sums land in the drained ring
     static constexpr int kLandingOffset = 2048;  // byte offset of the partner's sums
-    static constexpr int kLandingBytes = 4096;  // fp32 sums of 128 threads
+    static constexpr int kLandingBytes = 4096;  // fp32 sums of a tile that land there
     static constexpr int kARingOffset = 6144;  // byte offset of the weight stages
     static constexpr int kBRingOffset = 137216;  // byte offset of the token stages
     static constexpr int kStagingOffset = 6144;  // byte offset of the staged output rows, over the drained ring

@@ -2,7 +2,7 @@
 // tail decode, TP 16, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 b2a982f2b2d7d3ba6c0ddf98fbb719b610ecfb17d792b67dfe7b8b8e6d9b148d
+// seal: sha256 10b751208d669cb3b2d5abeca71379f6d14fcdfe976cfe59c56e76e937d33bf4
 
 #include "cake_tiny_latent_moe_device_common.cuh"
 #include "cake_tiny_latent_moe_device_sm90.cuh"
@@ -90,6 +90,9 @@ struct Fragment {
     u32 warp;    // 0 to 3
     u32 lane;
 };
+
+// First row of the second MMA.
+constexpr u32 kSecondRow = Cfg::kBlockM - 64;
 
 // One K chunk of 64: four k-steps of 16 for both halves. `a_half` is the distance of the second half's rows.
 __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_half, u32 b) {

@@ -2,7 +2,7 @@
 // tail decode, TP 8, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 e897e1b26d9857ea2b6d04654ae85dc1556b3ee24aa0927416f695768a9c0ef9
+// seal: sha256 48ce673ec23e975351a8bd6c309165c13ebdb625776d04abe86a365351aa7b0d
 
 #include "cake_tiny_latent_moe_device_common.cuh"
 #include "cake_tiny_latent_moe_device_sm90.cuh"
@@ -90,6 +90,9 @@ struct Fragment {
     u32 warp;    // 0 to 3
     u32 lane;
 };
+
+// First row of the second MMA.
+constexpr u32 kSecondRow = Cfg::kBlockM - 64;
 
 // One K chunk of 64: four k-steps of 16 for both halves. `a_half` is the distance of the second half's rows.
 __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_half, u32 b) {

@@ -2,7 +2,7 @@
 // tail decode, TP 4, up to 8 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 648deb294a82f0c3703ce0f86dbfc3efd264fb9870942922f22efe06fcc03123
+// seal: sha256 2364b986c32b763b092e83c60c1da4d6a68e4f8e98ea2d81819f385492b7d0c3
 
 #include "cake_tiny_latent_moe_device_common.cuh"
 #include "cake_tiny_latent_moe_device_sm100.cuh"
@@ -66,7 +66,7 @@ struct Cfg {
     static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
     static constexpr bool kLandingAlias = false;  // the partner's sums land in the drained ring
     static constexpr int kLandingOffset = 2048;  // byte offset of the partner's sums
-    static constexpr int kLandingBytes = 4096;  // fp32 sums of 128 threads
+    static constexpr int kLandingBytes = 4096;  // fp32 sums of a tile that land there
     static constexpr int kARingOffset = 6144;  // byte offset of the weight stages
     static constexpr int kBRingOffset = 186368;  // byte offset of the token stages
     static constexpr int kStagingOffset = 6144;  // byte offset of the staged output rows, over the drained ring

@@ -2,7 +2,7 @@
 // tail decode, TP 4, up to 16 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y resident, rows
 // staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 1f68cce63dc38a19a410d59d652b334b609dd545c2a60d5be4c10c1ae1c08c08
+// seal: sha256 55732ea6b7e7a73a8b27e6954f0fb4c512bc7efddb84c4de8137413cf7019fb4
 
 #include "cake_tiny_latent_moe_device_common.cuh"
 #include "cake_tiny_latent_moe_device_sm100.cuh"
@@ -66,7 +66,7 @@ struct Cfg {
     static constexpr float kNormEps = 1e-05f;  // added to the mean of squares
     static constexpr bool kLandingAlias = false;  // the partner's sums land in the drained ring
     static constexpr int kLandingOffset = 2048;  // byte offset of the partner's sums
-    static constexpr int kLandingBytes = 8192;  // fp32 sums of 128 threads
+    static constexpr int kLandingBytes = 8192;  // fp32 sums of a tile that land there
     static constexpr int kARingOffset = 10240;  // byte offset of the weight stages
     static constexpr int kBRingOffset = 190464;  // byte offset of the token stages
     static constexpr int kStagingOffset = 10240;  // byte offset of the staged output rows, over the drained ring
