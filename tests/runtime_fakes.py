@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from cakegen.registry import Program, Registry
 OK = real.CUresult.CUDA_SUCCESS
 NOT_READY = real.CUresult.CUDA_ERROR_NOT_READY
 CONTEXTS = {0: 0xC0, 1: 0xC1}
+_EVENTS = itertools.count(0xE0)
 
 
 @dataclasses.dataclass
@@ -32,6 +34,14 @@ class Launched:
     context: int
     grid_ctas: tuple[int, int, int]
     pointers: int
+
+
+@dataclasses.dataclass
+class FakeEvent:
+    """An event with the stream that it was last recorded on, -1 before; what it recorded is busy as that stream is."""
+
+    context: int
+    stream: int = -1
 
 
 class FakeDriver:
@@ -47,10 +57,12 @@ class FakeDriver:
         self.resident_clusters = 66
         self.busy: set[int] = set()
         self.captured_streams: set[int] = set()
-        self.lost_streams: set[int] = set()
+        self.destroyed: set[int] = set()
         self.broken_captures: set[int] = set()
         self.synchronised: list[int] = []
         self.order: list[tuple[str, int]] = []
+        self.events: dict[int, FakeEvent] = {}
+        self.awaited: list[int] = []
         self.captured_elsewhere = False
         self.capture_mode = real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         self.capability = (9, 0)
@@ -87,36 +99,71 @@ class FakeDriver:
         previous, self.capture_mode = self.capture_mode, mode
         return OK, previous
 
-    def query(self, stream: int) -> tuple[Any]:
+    def alive(self, stream: int) -> int:
+        """A stream that a call names; no call is defined on one that was destroyed, and hardware crashes there."""
+        assert stream not in self.destroyed, f"{self.calls[-1]} on stream {stream:#x}, which was destroyed"
+        return stream
+
+    def create_stream(self) -> tuple[Any, int]:
+        self.destroyed.discard(0x51)
+        return OK, 0x51
+
+    def destroy_stream(self, stream: int) -> tuple[Any]:
+        self.destroyed.add(self.alive(stream))
+        return (OK,)
+
+    def forbids_queries(self) -> bool:
         relaxed = self.capture_mode == real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        if self.captured_elsewhere and not relaxed:
+        return self.captured_elsewhere and not relaxed
+
+    def query(self, stream: int) -> tuple[Any]:
+        if self.forbids_queries():
             return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
-        if stream in self.captured_streams:
+        if self.alive(stream) in self.captured_streams:
             self.broken_captures.add(stream)
             return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         return (NOT_READY if stream in self.busy else OK,)
 
     def capture_status(self, stream: int) -> tuple[Any, Any]:
         kinds = real.CUstreamCaptureStatus
-        captured = stream in self.captured_streams
-        if stream in self.lost_streams:
-            return real.CUresult.CUDA_ERROR_INVALID_HANDLE, None
+        captured = self.alive(stream) in self.captured_streams
         return OK, kinds.CU_STREAM_CAPTURE_STATUS_ACTIVE if captured else kinds.CU_STREAM_CAPTURE_STATUS_NONE
 
-    def synchronise_context(self) -> tuple[Any]:
-        """As the driver does, whatever the thread's mode: refused where a stream is captured, and its capture ended."""
-        self.broken_captures |= self.captured_streams
-        return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if self.captured_streams else OK,)
-
     def synchronise(self, stream: int) -> tuple[Any]:
-        self.synchronised.append(stream)
+        self.synchronised.append(self.alive(stream))
         if stream in self.captured_streams:
             self.broken_captures.add(stream)
             return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
-        return (real.CUresult.CUDA_ERROR_INVALID_HANDLE if stream in self.lost_streams else OK,)
+        return (OK,)
 
-    def note_order(self, what: str, stream: int) -> tuple[Any]:
-        self.order.append((what, stream))
+    def create_event(self) -> tuple[Any, int]:
+        event = next(_EVENTS)
+        self.events[event] = FakeEvent(self.context)
+        return OK, event
+
+    def destroy_event(self, event: int) -> tuple[Any]:
+        self.events.pop(event, None)  # a finaliser may come late, with the event of a test before this one
+        return (OK,)
+
+    def record(self, event: int, stream: int) -> tuple[Any]:
+        if self.events[event].context != self.context:
+            return (real.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+        self.order.append(("record", self.alive(stream)))
+        self.events[event].stream = stream
+        return (OK,)
+
+    def wait(self, stream: int, event: int) -> tuple[Any]:
+        self.order.append(("wait", self.alive(stream)))
+        self.awaited.append(self.events[event].stream)
+        return (OK,)
+
+    def query_event(self, event: int) -> tuple[Any]:
+        if self.forbids_queries():
+            return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        return (NOT_READY if self.events[event].stream in self.busy else OK,)
+
+    def synchronise_event(self, event: int) -> tuple[Any]:
+        self.busy.discard(self.events[event].stream)
         return (OK,)
 
     def attribute(self, kind: Any) -> int:
@@ -138,7 +185,7 @@ class FakeDriver:
         if function.context != self.context:
             return (real.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
-        self.launches.append(Launched(function, int(config.hStream), self.context, grid, pointers))
+        self.launches.append(Launched(function, self.alive(int(config.hStream)), self.context, grid, pointers))
         return (OK,)
 
 
@@ -161,20 +208,21 @@ _ANSWERS: dict[str, Any] = {
     "cuDevicePrimaryCtxRetain": lambda fake, handle: (OK, CONTEXTS[handle]),
     "cuCtxGetCurrent": lambda fake: (OK, fake.context),
     "cuCtxSetCurrent": lambda fake, context: fake.set_context(context),
-    "cuCtxSynchronize": lambda fake: fake.synchronise_context(),
     "cuThreadExchangeStreamCaptureMode": lambda fake, mode: fake.exchange_mode(mode),
     "cuMemAlloc": lambda fake, size: (OK, fake.allocate(size)),
     "cuMemHostAlloc": lambda fake, size, flags: (OK, fake.host_allocate(size)),
     "cuMemHostGetDevicePointer": lambda fake, host, flags: (OK, host),
-    "cuStreamCreate": lambda fake, flags: (OK, 0x51),
+    "cuStreamCreate": lambda fake, flags: fake.create_stream(),
     "cuStreamSynchronize": lambda fake, stream: fake.synchronise(stream),
-    "cuStreamDestroy": lambda fake, stream: (OK,),
+    "cuStreamDestroy": lambda fake, stream: fake.destroy_stream(stream),
     "cuStreamQuery": lambda fake, stream: fake.query(stream),
     "cuStreamIsCapturing": lambda fake, stream: fake.capture_status(stream),
-    "cuEventCreate": lambda fake, flags: (OK, 0xE),
-    "cuEventRecord": lambda fake, event, stream: fake.note_order("record", stream),
-    "cuStreamWaitEvent": lambda fake, stream, event, flags: fake.note_order("wait", stream),
-    "cuEventDestroy": lambda fake, event: (OK,),
+    "cuEventCreate": lambda fake, flags: fake.create_event(),
+    "cuEventRecord": lambda fake, event, stream: fake.record(event, stream),
+    "cuEventQuery": lambda fake, event: fake.query_event(event),
+    "cuEventSynchronize": lambda fake, event: fake.synchronise_event(event),
+    "cuStreamWaitEvent": lambda fake, stream, event, flags: fake.wait(stream, event),
+    "cuEventDestroy": lambda fake, event: fake.destroy_event(event),
     "cuMemsetD8Async": lambda fake, base, value, count, stream: (OK,),
     "cuLibraryLoadData": lambda fake, *arguments: (OK, "library"),
     "cuLibraryGetKernel": lambda fake, library, symbol: (OK, Function(symbol.decode(), fake.context)),
@@ -249,12 +297,13 @@ def torch_without_cuda() -> Any:
 
 @dataclasses.dataclass
 class Machine:
-    """The fakes of one test, and the switches that torch would hold."""
+    """The fakes of one test, and the switches that torch would hold; `foreign` are streams of another library."""
 
     driver: FakeDriver
     compiler: FakeCompiler
     capturing: bool = False
     stream: int = 0x5EA
+    foreign: set[int] = dataclasses.field(default_factory=set)
 
 
 def registry_of(model: Model) -> Registry:

@@ -16,8 +16,9 @@ from typing import TypeVar
 
 from cakegen.errors import LaunchError
 from cakegen.registry import Program, Registry
-from cakegen.runtime import driver, streams
+from cakegen.runtime import driver
 from cakegen.runtime.device import Device
+from cakegen.runtime.streams import KnownStream
 
 SLOT_SIZES = ((128, 512), (8192, 64))
 """Bytes of a slot and slots of a slab. A fused norm's counter is alone in its L2 line, so that two runners never share
@@ -45,7 +46,7 @@ class ControlWords:
     address: int
     home: collections.deque[ControlWords]
     captured: bool = False
-    streams: tuple[int, ...] = ()
+    streams: tuple[KnownStream, ...] = ()
 
 
 class WaitRecord:
@@ -127,9 +128,7 @@ class _Pool:
         Stream by stream, since a wait for the context would end the captures of other threads.
         """
         words = [self.retired.popleft() for _ in range(len(self.retired))]
-        done = {
-            stream: streams.finish_stream(stream) for stream in {stream for each in words for stream in each.streams}
-        }
+        done = {stream: stream.finish() for stream in {stream for each in words for stream in each.streams}}
         for each in words:
             if all(done[stream] for stream in each.streams):
                 self.free.append(each.address)
@@ -171,7 +170,7 @@ class DeviceControl:
                     pool.refill(capturing=capturing)
             return ControlWords(pool.free.pop(), pool.retired)
 
-    def retire_words(self, words: ControlWords, streams: Iterable[int]) -> None:
+    def retire_words(self, words: ControlWords, streams: Iterable[KnownStream]) -> None:
         """Take back the words of a runner that is gone, which was called on some streams; a finaliser."""
         if not words.captured:
             words.streams = tuple(streams)

@@ -123,6 +123,16 @@ def stream_reader() -> Callable[[int], int]:
     return cast("Callable[[int], int]", importlib.import_module("torch")._C._cuda_getCurrentRawStream)
 
 
+def stream_is_foreign(ordinal: int) -> bool:
+    """Whether torch's current stream of a device is another library's, which may destroy it at any time.
+
+    torch's id of such a stream is its handle (torch.cuda.ExternalStream). The default stream has id 0, and the streams
+    of torch's pools, which live as long as the process, have small odd ones.
+    """
+    stream = _torch_cuda().current_stream(ordinal)
+    return bool(stream.stream_id == stream.cuda_stream != 0)
+
+
 def is_capturing(ordinal: int | None = None) -> bool:
     """Whether torch's current stream of a device is being captured into a graph; false where torch has no CUDA.
 

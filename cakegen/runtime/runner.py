@@ -136,6 +136,7 @@ class ProgramRunner(Runner):
         self._stream: int | None = None
         # by stream: what a call there runs; the current stream's is made now, another's at its first call
         self._bound: dict[int, tuple[Callable[[], int], ...]] = {}
+        self._known: dict[int, streams.KnownStream] = {}
         self._words = self._take_words(control, plan)
         buffers = {name: operand.address for name, operand in request.operands.items()}
         buffers["wait_record"] = control.wait_record.device_address
@@ -154,7 +155,7 @@ class ProgramRunner(Runner):
         if count == 0:
             return None
         words = control.take_words(count)
-        weakref.finalize(self, control.retire_words, words, self._bound)
+        weakref.finalize(self, control.retire_words, words, self._known.values())
         return words
 
     def __call__(self) -> Outputs:
@@ -173,10 +174,10 @@ class ProgramRunner(Runner):
                 workspace.enter(stream, self._device.context)
             if stream != self._stream:
                 self._move_to(stream)
-            for position, launch in enumerate(self._bound.get(stream) or self._bind_stream(stream)):
+            for position, launch in enumerate(self._bound[stream]):
                 result = launch()
                 if result:
-                    self._launch_in_context(position, launch, result)
+                    self._launch_in_context(stream, position, result)
         except LaunchError as error:
             raise with_wait_report(error, self._ordinal, self._registry) from None
         finally:
@@ -197,29 +198,39 @@ class ProgramRunner(Runner):
 
         One comparison in a call that stays on its stream; an event only where it changes.
         """
+        if stream not in self._bound:
+            self._bind_stream(stream)
         if driver.is_capturing(self._ordinal):
             return
         if self._stream is not None:
             with driver.using_context(self._device.context):
-                streams.order_streams(self._stream, stream)
+                self._known[self._stream].order_before(stream)
         # only now: a call after one that failed must wait all the same
         self._stream = stream
 
-    def _bind_stream(self, stream: int) -> tuple[Callable[[], int], ...]:
-        bound = self._bound[stream] = tuple(launch.bind_stream(stream) for launch in self.launches)
-        return bound
+    def _bind_stream(self, stream: int) -> None:
+        """Bind the launches to torch's current stream, and what marks their end if it may be destroyed behind them."""
+        known = self._known[stream] = streams.known_stream(self._ordinal, stream, self._device.context)
+        self._bound[stream] = (*(launch.bind_stream(stream) for launch in self.launches), *known.marks)
 
-    def _launch_in_context(self, position: int, launch: Callable[[], int], result: int) -> None:
-        """Launch again, in the device's own context, what failed in another.
+    def _launch_in_context(self, stream: int, position: int, result: int) -> None:
+        """Launch (or mark) again, in the device's own context, what failed in another.
 
         A thread that has done nothing on the device yet has no context, or another device's, and its launch is refused
         without effect: so the question which one it has, 1.1 us of a call of 7 (H200's host), is asked only then.
         """
         if not driver.context_is_current(self._device.context):
             with driver.using_context(self._device.context):
-                result = launch()
-        if result:
-            raise self.launches[position].failure(result)
+                result = self._bound[stream][position]()
+        if not result:
+            return
+        if position == len(self.launches):
+            raise streams.mark_failure(stream, result)
+        # behind the launches before the one that failed: they may be all that the stream's next user can wait for
+        with driver.using_context(self._device.context):
+            for mark in self._known[stream].marks:
+                mark()
+        raise self.launches[position].failure(result)
 
 
 def bind_program(

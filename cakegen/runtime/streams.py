@@ -1,98 +1,230 @@
 """Completion and order of streams, whoever captures a graph meanwhile. Imports errors and driver.
 
-A wait for the whole context ends every capture in it, whatever the mode of the thread that waits (CUDA C++ Programming
-Guide, CUDA graphs, prohibited operations): so all but a stream that was destroyed is asked for by its handle.
+No driver call is defined on the handle of a stream that was destroyed, and a driver may crash on one. So a stream is
+asked by its handle only if it is torch's own, which lives as long as the process; any other may be destroyed at any
+time, and is asked by an event that was recorded there behind the last call.
+
+Nothing here waits for the whole context: that ends every capture in it, whatever the mode of the thread that waits
+(CUDA C++ Programming Guide, CUDA graphs, prohibited operations).
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import driver
 
 
-def is_idle(stream: int) -> bool:
-    """Whether all work of a stream is complete, after a wait for the current context if the stream was destroyed.
+class KnownStream:
+    """A stream on which something was called: one of torch's own.
 
-    One that is being captured counts as busy; to query it would end its capture.
+    `known_stream` makes one object for each stream, which all that remember the stream share.
+
+    Attributes
+    ----------
+    handle
+        The CUstream.
+    marks
+        What a call on the stream runs behind its launches: nothing here.
     """
-    module = driver.bindings()
-    result, captured = _ask_capture(stream)
-    if result == module.CUresult.CUDA_SUCCESS and not captured:
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.marks: tuple[Callable[[], int], ...] = ()
+
+    def is_idle(self) -> bool:
+        """Whether all work of the stream is complete; for the stream's context, which is current.
+
+        A stream that is being captured counts as busy; to query it would end its capture.
+
+        Raises
+        ------
+        LaunchError
+            The driver has no answer, since the context is lost.
+        """
+        module = driver.bindings()
+        result, captured = _ask_capture(self.handle)
+        if captured or not _is_complete("cuStreamIsCapturing", self.handle, result):
+            return False
         # in the mode that threads start with, another thread's capture may forbid the question, or be ended by it
         with driver.relaxed_capture():
-            (result,) = module.cuStreamQuery(stream)
-    if captured or result == module.CUresult.CUDA_ERROR_NOT_READY or _refused_for_capture(result):
-        return False
-    if result != module.CUresult.CUDA_SUCCESS:
-        _wait_for_destroyed(stream)
-    return True
+            (result,) = module.cuStreamQuery(self.handle)
+        return _is_complete("cuStreamQuery", self.handle, result)
+
+    def finish(self) -> bool:
+        """Wait for all work of the stream; false where that can't be waited for: it is captured, or failed.
+
+        For sections of `driver.relaxed_capture`.
+        """
+        module = driver.bindings()
+        result, captured = _ask_capture(self.handle)
+        if result != module.CUresult.CUDA_SUCCESS or captured:
+            return False
+        (result,) = module.cuStreamSynchronize(self.handle)
+        return bool(result == module.CUresult.CUDA_SUCCESS)
+
+    def order_before(self, behind: int) -> None:
+        """Make another stream wait, on the device, for all that this one holds now; the host waits for nothing.
+
+        If this one is being captured it is left out: an event of it would draw the other into the capture.
+
+        Parameters
+        ----------
+        behind
+            Handle of a stream of the same context, which is current; it is not being captured.
+
+        Raises
+        ------
+        LaunchError
+            The driver refuses: among others where this is the default stream, and another that waits for it is
+            captured.
+        """
+        module = driver.bindings()
+        result, captured = _ask_capture(self.handle)
+        if _refused_for_capture(result):
+            raise LaunchError(
+                f"{_failure('cuStreamIsCapturing', self.handle, result)}. A stream that waits for the default stream "
+                "is being captured. Call this runner on one stream, or capture on streams that do not (torch's own)."
+            )
+        if result != module.CUresult.CUDA_SUCCESS:
+            raise _failure("cuStreamIsCapturing", self.handle, result)
+        if captured:
+            return
+        event = _create_event()
+        try:
+            driver.call("cuEventRecord", event, self.handle)
+            driver.call("cuStreamWaitEvent", behind, event, 0)
+        finally:
+            # the driver keeps it until the stream has passed it
+            driver.call("cuEventDestroy", event)
 
 
-def _wait_for_destroyed(stream: int) -> None:
-    """Its work may still run, and no handle names it any more: the host waits for all that the context holds."""
-    driver.call("cuCtxSynchronize", what=f"stream {stream:#x}, which was destroyed behind work that others wait for")
+class ForeignStream(KnownStream):
+    """A stream of another library (torch.cuda.ExternalStream), which may be destroyed at any time.
 
+    Only its mark names the handle, in a call on that very stream. All else asks the event, which knows the calls, and
+    not what else is enqueued behind them.
 
-def finish_stream(stream: int) -> bool:
-    """Wait for all work of a stream; false where that can't be waited for: it is captured, was destroyed, or failed.
-
-    For sections of `driver.relaxed_capture`.
+    Notes
+    -----
+    A stream's resources, its handle among them, are released once the device has completed its work (CUDA Driver API,
+    cuStreamDestroy). So where a later stream gets the handle of one that was destroyed, all that was recorded for the
+    first is complete, and the two may share the event.
     """
-    module = driver.bindings()
-    result, captured = _ask_capture(stream)
-    if result != module.CUresult.CUDA_SUCCESS or captured:
-        return False
-    (result,) = module.cuStreamSynchronize(stream)
-    return bool(result == module.CUresult.CUDA_SUCCESS)
+
+    def __init__(self, handle: int, context: int) -> None:
+        super().__init__(handle)
+        with driver.using_context(context), driver.relaxed_capture():
+            self._event = _create_event()
+        weakref.finalize(self, _destroy_event, self._event, context).atexit = False
+        self.marks = (_bound_mark(self._event, handle),)
+
+    def is_idle(self) -> bool:
+        """Whether the calls on it are complete; one that is being captured says so too: a capture is no work."""
+        with driver.relaxed_capture():
+            (result,) = driver.bindings().cuEventQuery(self._event)
+        return _is_complete("cuEventQuery", self.handle, result)
+
+    def finish(self) -> bool:
+        """Wait for the calls on it; false where they failed. For sections of `driver.relaxed_capture`."""
+        module = driver.bindings()
+        (result,) = module.cuEventSynchronize(self._event)
+        return bool(result == module.CUresult.CUDA_SUCCESS)
+
+    def order_before(self, behind: int) -> None:
+        """Make another stream wait, on the device, for the calls on this one; a capture here takes no part.
+
+        Parameters
+        ----------
+        behind
+            As in `KnownStream.order_before`.
+
+        Raises
+        ------
+        LaunchError
+            The driver refuses.
+        """
+        driver.call("cuStreamWaitEvent", behind, self._event, 0, what=f"work of stream {self.handle:#x}")
 
 
-def order_streams(ahead: int, behind: int) -> None:
-    """Make a stream wait, on the device, for all that another stream holds now; the host waits for nothing.
+_known: weakref.WeakValueDictionary[tuple[int, int], KnownStream] = weakref.WeakValueDictionary()
+_known_lock = threading.Lock()
 
-    A stream that is being captured is left out: an event of it would draw the other into the capture. For one that was
-    destroyed the host waits after all, for the whole context.
+
+def known_stream(ordinal: int, handle: int, context: int) -> KnownStream:
+    """The one object of torch's current stream of a device, as long as anything remembers the stream.
 
     Parameters
     ----------
-    ahead, behind
-        Handles of two streams of the current context; the second is not being captured.
+    handle
+        Its handle, which the caller has just read (`driver.current_stream`).
+    context
+        Handle of the device's context.
 
     Raises
     ------
     LaunchError
-        The driver refuses: among others where the first is the default stream, and another that waits for it is
-        captured.
+        The stream is another library's, and the driver has no event left.
     """
-    module = driver.bindings()
-    result, captured = _ask_capture(ahead)
-    if _refused_for_capture(result):
-        text = driver.result_text(module, result)
-        raise LaunchError(
-            f"cuStreamIsCapturing for stream {ahead:#x} failed: {text}. A stream that waits for the default stream is "
-            "being captured. Call this runner on one stream, or capture on streams that do not (torch's own)."
-        )
-    if result != module.CUresult.CUDA_SUCCESS:
-        _wait_for_destroyed(ahead)
-        return
-    if captured:
-        return
-    event = driver.call("cuEventCreate", module.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-    try:
-        driver.call("cuEventRecord", event, ahead)
-        driver.call("cuStreamWaitEvent", behind, event, 0)
-    finally:
-        # the driver keeps it until the stream has passed it
+    with _known_lock:
+        known = _known.get((ordinal, handle))
+        if known is None:
+            known = ForeignStream(handle, context) if driver.stream_is_foreign(ordinal) else KnownStream(handle)
+            _known[ordinal, handle] = known
+        return known
+
+
+def mark_failure(stream: int, result: int) -> LaunchError:
+    """The error for a mark (`KnownStream.marks`) that returned another result than success."""
+    return _failure("cuEventRecord", stream, driver.bindings().CUresult(result))
+
+
+def _bound_mark(event: Any, stream: int) -> Callable[[], int]:
+    """Record an event behind all that a live stream holds now, outside captures; a call returns a CUresult."""
+
+    def mark() -> int:
+        # an event that was recorded in a capture is a part of that graph: neither host nor stream could wait for it
+        _, captured = _ask_capture(stream)
+        return 0 if captured else int(driver.bindings().cuEventRecord(event, stream)[0])
+
+    return mark
+
+
+def _create_event() -> Any:
+    return driver.call("cuEventCreate", driver.bindings().CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
+
+def _destroy_event(event: Any, context: int) -> None:
+    """A finaliser: it runs in any thread, in the middle of anything, and has nobody to report to."""
+    with contextlib.suppress(LaunchError), driver.using_context(context):
         driver.call("cuEventDestroy", event)
 
 
 def _ask_capture(stream: int) -> tuple[Any, bool]:
-    """Whether a stream is being captured, with the result of the question, which harms no capture."""
+    """Whether a live stream is being captured, with the result of the question, which harms no capture."""
     module = driver.bindings()
     result, status = module.cuStreamIsCapturing(stream)
     none = module.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     return result, bool(result == module.CUresult.CUDA_SUCCESS and status != none)
+
+
+def _is_complete(name: str, stream: int, result: Any) -> bool:
+    """The answer of a question, where "not ready", and "not while some stream is captured", are a no."""
+    kinds = driver.bindings().CUresult
+    if result == kinds.CUDA_ERROR_NOT_READY or _refused_for_capture(result):
+        return False
+    if result != kinds.CUDA_SUCCESS:
+        raise _failure(name, stream, result)
+    return True
+
+
+def _failure(name: str, stream: int, result: Any) -> LaunchError:
+    return LaunchError(f"{name} for stream {stream:#x} failed: {driver.result_text(driver.bindings(), result)}")
 
 
 def _refused_for_capture(result: Any) -> bool:

@@ -10,7 +10,8 @@ import threading
 import torch
 
 from cakegen.errors import LaunchError
-from cakegen.runtime import driver, streams
+from cakegen.runtime import driver
+from cakegen.runtime.streams import KnownStream, known_stream
 
 FP32_BYTES = 4
 
@@ -41,6 +42,7 @@ class Workspace:
         # the stream that torch's allocator knows of, and the one of the last launch
         self._home: int | None = None
         self._stream: int | None = None
+        self._known: KnownStream | None = None
         # memory that is still written to, by a graph or by a launch elsewhere, though no runner may hold it
         self._kept: list[torch.Tensor] = []
 
@@ -92,27 +94,28 @@ class Workspace:
         Parameters
         ----------
         stream, context
-            Handles of the stream and of the device's context.
+            Handles of torch's current stream and of the device's context.
 
         Raises
         ------
         LaunchError
-            Work that uses this workspace is unfinished on another stream.
+            Work that uses this workspace is unfinished on another stream, or failed there.
         """
         with self.lock:
             if stream == self._stream:
                 return
             if driver.is_capturing(self.device.index):
                 return
-            if self._stream is not None:
+            if self._known is not None:
                 with driver.using_context(context):
-                    idle = streams.is_idle(self._stream)
+                    idle = self._known.is_idle()
                 if not idle:
                     raise LaunchError(
-                        f"workspace of {self.device}: stream {self._stream:#x} still uses its fp32 partials, and "
+                        f"workspace of {self.device}: stream {self._known.handle:#x} still uses its fp32 partials, and "
                         f"stream {stream:#x} would overwrite them. Make a Workspace for each stream, or synchronise "
                         "between them."
                     )
+            self._known = known_stream(self.device.index, stream, context)
             self._stream = stream
 
 

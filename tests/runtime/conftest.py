@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from models import kimi_k3_model, tiny_model
 from runtime_fakes import FakeCompiler, FakeDriver, Machine, registry_of, torch_without_cuda
 
 from cakegen.registry import Registry
-from cakegen.runtime import control, device, driver, programs, workspace
+from cakegen.runtime import control, device, driver, programs, streams, workspace
 
 
 @pytest.fixture
@@ -20,6 +22,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(driver, "context_is_current", lambda context: fake.driver.context == context)
     monkeypatch.setattr(driver, "is_capturing", lambda ordinal=None: fake.capturing)
     monkeypatch.setattr(driver, "stream_reader", lambda: lambda ordinal: fake.stream)
+    monkeypatch.setattr(driver, "stream_is_foreign", lambda ordinal: fake.stream in fake.foreign)
+    monkeypatch.setattr(streams, "_known", weakref.WeakValueDictionary())
     monkeypatch.setattr(programs, "compilation", fake.compiler)
     monkeypatch.setattr(device, "_opened", {})
     monkeypatch.setattr(control, "_controls", {})

@@ -178,6 +178,28 @@ class FakeCuda:
         return self.current in self.captured
 
 
+@pytest.mark.parametrize(
+    ("stream_id", "handle", "foreign"),
+    [
+        pytest.param(0, 0, False, id="the default stream"),
+        pytest.param(3, 0x55D0_1230, False, id="one of torch's pools"),
+        pytest.param(0x55D0_4560, 0x55D0_4560, True, id="an ExternalStream"),
+    ],
+)
+def test_stream_whose_id_is_its_handle_is_foreign(
+    monkeypatch: pytest.MonkeyPatch, stream_id: int, handle: int, foreign: bool
+) -> None:
+    asked: list[int] = []
+
+    def current_stream(ordinal: int) -> SimpleNamespace:
+        asked.append(ordinal)
+        return SimpleNamespace(stream_id=stream_id, cuda_stream=handle)
+
+    monkeypatch.setattr(driver, "_torch_cuda", lambda: SimpleNamespace(current_stream=current_stream))
+    assert driver.stream_is_foreign(1) == foreign
+    assert asked == [1]
+
+
 def test_capture_is_looked_for_on_the_device_that_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(current=0, captured={1})
     monkeypatch.setattr(driver, "_torch_cuda", lambda: cuda)

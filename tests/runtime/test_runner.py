@@ -18,6 +18,8 @@ from cakegen.runtime import LatentMoe, control
 from cakegen.runtime.runner import ProgramRunner
 
 MODEL = tiny_model()
+FOREIGN = 0xF0E0
+"""A stream of another library."""
 
 
 def test_runner_on_a_second_device_restores_the_first_context(machine: Machine, tiny_registry: Registry) -> None:
@@ -41,26 +43,106 @@ def test_runner_on_another_stream_waits_for_the_last_one(machine: Machine, tiny_
     assert len(machine.driver.order) == 2
 
 
-def test_runner_whose_last_stream_was_destroyed_waits_for_the_context(
+def test_calls_on_torchs_own_stream_ask_the_driver_for_their_launches_alone(
     machine: Machine, tiny_registry: Registry
 ) -> None:
     runner = prepare_tail(LatentMoe(tiny_registry))
     runner()
-    machine.stream = 0x5EB
-    machine.driver.failures["cuStreamIsCapturing"] = real.CUresult.CUDA_ERROR_INVALID_HANDLE
-    calls = len(machine.driver.calls)
+    machine.driver.calls.clear()
     runner()
-    assert machine.driver.calls[calls:].count("cuCtxSynchronize") == 1
-    assert machine.driver.order == []
-    assert [launch.stream for launch in machine.driver.launches] == [0x5EA, 0x5EB]
+    assert machine.driver.calls == ["cuLaunchKernelEx"] * len(runner.launches)
+
+
+def test_runner_goes_on_when_a_foreign_stream_was_destroyed_behind_it(
+    machine: Machine, tiny_registry: Registry
+) -> None:
+    """The next call waits on the device for the event behind the last, and names the dead handle no more."""
+    machine.foreign = {FOREIGN}
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    machine.stream = FOREIGN
     runner()
-    assert machine.driver.calls[calls:].count("cuCtxSynchronize") == 1
-    # where the context itself is lost, the error is the context's
-    machine.stream = 0x5EC
-    machine.driver.failures["cuCtxSynchronize"] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-    with pytest.raises(LaunchError, match=r"cuCtxSynchronize for stream 0x5eb, which was destroyed .* failed"):
+    runner()
+    assert machine.driver.order == [("record", FOREIGN)] * 2
+    machine.driver.destroyed = {FOREIGN}
+    machine.stream = 0x5EA
+    machine.driver.calls.clear()
+    runner()
+    assert machine.driver.order[2:] == [("wait", 0x5EA)]
+    assert machine.driver.awaited == [FOREIGN]
+    assert machine.driver.calls.index("cuStreamWaitEvent") < machine.driver.calls.index("cuLaunchKernelEx")
+    runner()
+    assert len(machine.driver.order) == 3
+
+
+def test_runner_bound_in_another_context_marks_its_foreign_stream(machine: Machine, tiny_registry: Registry) -> None:
+    machine.stream, machine.foreign = FOREIGN, {FOREIGN}
+    runner = prepare_front(LatentMoe(tiny_registry), ordinal=1)
+    for context in (CONTEXTS[0], 0):
+        machine.driver.set_context(context)
         runner()
-    assert len(machine.driver.launches) == 3
+    assert machine.driver.order == [("record", FOREIGN)] * 2
+    assert [launch.context for launch in machine.driver.launches] == [CONTEXTS[1]] * 2
+
+
+def test_nothing_is_recorded_in_a_capture_of_a_foreign_stream(machine: Machine, tiny_registry: Registry) -> None:
+    """Nothing outside the graph could wait for an event that was recorded in a capture."""
+    machine.stream, machine.foreign = FOREIGN, {FOREIGN}
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.capturing, machine.driver.captured_streams = True, {FOREIGN}
+    runner()
+    assert len(machine.driver.launches) == 2 * len(runner.launches)
+    assert machine.driver.order == [("record", FOREIGN)]
+    assert machine.driver.broken_captures == set()
+
+
+def test_failed_mark_of_a_foreign_stream_is_named(machine: Machine, tiny_registry: Registry) -> None:
+    machine.stream, machine.foreign = FOREIGN, {FOREIGN}
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    machine.driver.failures["cuEventRecord"] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(LaunchError, match=r"cuEventRecord for stream 0xf0e0 failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        runner()
+
+
+def test_failed_launch_on_a_foreign_stream_leaves_what_it_waited_for_to_the_next(
+    machine: Machine, tiny_registry: Registry
+) -> None:
+    machine.foreign = {FOREIGN}
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.stream = FOREIGN
+    machine.driver.failures["cuLaunchKernelEx"] = real.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    with pytest.raises(LaunchError, match="cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        runner()
+    assert machine.driver.order == [("record", 0x5EA), ("wait", FOREIGN), ("record", FOREIGN)]
+    machine.driver.failures.clear()
+    machine.stream = 0x5EA
+    runner()
+    assert machine.driver.awaited == [0x5EA, FOREIGN]
+
+
+def test_runners_of_a_foreign_stream_share_one_event_which_goes_with_the_last_of_them(
+    machine: Machine, tiny_registry: Registry
+) -> None:
+    machine.stream, machine.foreign = FOREIGN, {FOREIGN}
+    first, second = (prepare_front(LatentMoe(tiny_registry)) for _ in range(2))
+    assert len(machine.driver.events) == 1
+    del first
+    gc.collect()
+    assert len(machine.driver.events) == 1
+    del second
+    gc.collect()
+    assert machine.driver.events == {}
+
+
+def test_lost_context_is_named_by_the_question_that_met_it(machine: Machine, tiny_registry: Registry) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.stream = 0x5EB
+    machine.driver.failures["cuStreamIsCapturing"] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(LaunchError, match=r"cuStreamIsCapturing for stream 0x5ea failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        runner()
+    assert len(machine.driver.launches) == len(runner.launches)
 
 
 def test_runner_whose_order_was_refused_waits_at_the_next_call(machine: Machine, tiny_registry: Registry) -> None:
@@ -76,7 +158,9 @@ def test_runner_whose_order_was_refused_waits_at_the_next_call(machine: Machine,
     assert [launch.stream for launch in machine.driver.launches] == [0x5EA, 0x5EB]
 
 
-def test_refusal_for_a_capture_is_not_taken_for_a_destroyed_stream(machine: Machine, tiny_registry: Registry) -> None:
+def test_default_stream_is_refused_while_a_stream_that_waits_for_it_is_captured(
+    machine: Machine, tiny_registry: Registry
+) -> None:
     """The default stream can't be asked while a stream that waits for it is captured: the capture must survive that."""
     runner = prepare_tail(LatentMoe(tiny_registry))
     runner()
@@ -128,7 +212,10 @@ def test_dead_runner_gives_its_control_words_back(machine: Machine, tiny_registr
     runner()
     del runner
     gc.collect()
-    (small,), large = ([(each.address, each.streams) for each in pool.retired] for pool in owner._pools)
+    (small,), large = (
+        [(each.address, tuple(stream.handle for stream in each.streams)) for each in pool.retired]
+        for pool in owner._pools
+    )
     assert (small, large) == ((address, (0x5EA, 0x5EB)), [])
 
 

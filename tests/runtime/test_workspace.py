@@ -313,21 +313,31 @@ def test_second_thread_is_not_let_in_between_the_check_and_the_launch(
     assert outcome == ["refused"]
 
 
-@pytest.mark.parametrize(
-    "result", [real.CUresult.CUDA_ERROR_INVALID_HANDLE, real.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED]
-)
-def test_workspace_of_a_destroyed_stream_is_free_once_the_context_has_been_waited_for(
-    machine: Machine, result: real.CUresult
+def test_workspace_of_a_destroyed_stream_is_free_once_its_event_is_complete(
+    machine: Machine, tiny_registry: Registry
 ) -> None:
+    runner = prepare_front(LatentMoe(tiny_registry), CUT, Workspace("cuda:0"))
+    home, machine.stream, machine.foreign = machine.stream, 0xF0, {0xF0}
+    runner()
+    machine.driver.busy, machine.driver.destroyed = {0xF0}, {0xF0}
+    machine.stream = home
+    for elsewhere in (False, True):
+        machine.driver.captured_elsewhere = elsewhere
+        with pytest.raises(LaunchError, match="stream 0xf0 still uses its fp32 partials"):
+            runner()
+    machine.driver.busy = set()
+    runner()
+    assert [launched.stream for launched in machine.driver.launches] == [0xF0, home]
+
+
+@pytest.mark.parametrize(("foreign", "question"), [(False, "cuStreamQuery"), (True, "cuEventQuery")])
+def test_lost_context_is_named_by_the_question_that_met_it(machine: Machine, foreign: bool, question: str) -> None:
     workspace = Workspace("cuda:0")
+    machine.stream, machine.foreign = 0xA, {0xA} if foreign else set()
     workspace.enter(0xA, CONTEXTS[0])
-    machine.driver.set_context(0)
-    machine.driver.failures["cuStreamQuery"] = result
-    workspace.enter(0xB, CONTEXTS[0])
-    assert machine.driver.calls[-1] == "cuCtxSynchronize"
-    machine.driver.failures["cuCtxSynchronize"] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-    with pytest.raises(LaunchError, match=r"stream 0xb, which was destroyed .* failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
-        workspace.enter(0xC, CONTEXTS[0])
+    machine.driver.failures[question] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(LaunchError, match=f"{question} for stream 0xa failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        workspace.enter(0xB, CONTEXTS[0])
 
 
 def test_two_runners_of_one_workspace_on_two_streams_are_refused(machine: Machine, tiny_registry: Registry) -> None:
