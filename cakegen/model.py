@@ -67,7 +67,7 @@ class DecodeRules:
     alias_n_pad, alias_min_chunks
         From this token tile and so many chunks a CTA on, a pair's sums land in the drained ring.
     staged_max_down_units, staged_min_stages
-        The tail stages routed rows in shared memory where a CTA has so few shared-down units and its ring so many stages.
+        The tail stages routed rows where a CTA has at most so many shared-down units and its ring so many stages.
     staged_wide_n_pad
         From this token tile on, the cold fill beside staged rows is staggered.
     resident_tokens_staged, resident_tokens_long, resident_tokens_short
