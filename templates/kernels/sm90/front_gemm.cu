@@ -49,14 +49,13 @@ __device__ __forceinline__ void produce(
     while (list.next(work)) {
         const TilePlace place = place_of(work.tile, pair_rows);
         const Columns columns = columns_of(place.n_tile);
-        const u32 token = first_token(place, rank);
-        const bool has_tokens = token < num_tokens;
+        const TokenRows rows = rows_of(place, rank, num_tokens);
         for (u32 k = work.k_begin; k < work.k_end; ++k) {
             const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
             const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
-            expect_stage(load, has_tokens, smem, watch);
-            if (has_tokens) {
-                tma_load_3d(a, maps.x, 0, token, k, full);
+            expect_stage(load, rows.any(), smem, watch);
+            if (rows.any()) {
+                tma_load_3d(a, maps.x, 0, rows.loaded, k, full);
             }
             load_weights(maps, columns, rank, k, a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes, full);
             load.advance();
@@ -73,36 +72,37 @@ struct Outputs {
 
 // fp32, unrounded, straight from the registers: a quad of lanes writes 32 neighbouring bytes.
 __device__ __forceinline__ void store_router(
-    const BlockSums& acc, const Outputs& out, u32 num_tokens, u32 row, u32 column, const Fragment& at) {
+    const BlockSums& acc, const Outputs& out, const TokenRows& rows, u32 row, u32 column, const Fragment& at) {
 #pragma unroll
     for (u32 i = 0; i < Cfg::kBlockN / 2; i += 2) {
         const u32 token = row + at.lane / 4 + 8 * ((i >> 1) & 1);
         const u32 expert = column + 8 * (i >> 2) + 2 * (at.lane % 4);
-        if (token < num_tokens && expert < Cfg::kRouterCols) {
+        if (rows.holds(token) && expert < Cfg::kRouterCols) {
             st_global_v2_f32(out.logits + static_cast<u64>(token) * out.logits_pitch + expert, acc[i], acc[i + 1]);
         }
     }
 }
 
 __device__ __forceinline__ void store_block(
-    BlockSums& acc, const Columns& columns, const Outputs& out, u32 row, const Fragment& at, u32 smem) {
+    BlockSums& acc, const Columns& columns, const Outputs& out, const TokenRows& rows, u32 row, const Fragment& at,
+    u32 smem) {
     if (columns.kind == TileClass::kRouter) {
-        store_router(acc, out, out.latent.rows, row, columns.first, at);
+        store_router(acc, out, rows, row, columns.first, at);
     } else if (columns.kind == TileClass::kLatent) {
-        store_rows<Cfg::kBlockN>(acc, out.latent, row, columns.first, at, smem);
+        store_rows<Cfg::kBlockN>(acc, out.latent, rows, row, columns.first, at, smem);
     } else {
         // The up value of a gate value sits half a tile of columns further, in the same thread.
 #pragma unroll
         for (u32 i = 0; i < Cfg::kBlockN / 4; ++i) {
             acc[i] = situ(acc[i], acc[i + Cfg::kBlockN / 4], Cfg::kSituBeta, Cfg::kSituLinearBeta);
         }
-        store_rows<Cfg::kBlockN / 2>(acc, out.shared_act, row, columns.first, at, smem);
+        store_rows<Cfg::kBlockN / 2>(acc, out.shared_act, rows, row, columns.first, at, smem);
     }
 }
 
 __device__ __forceinline__ void multiply_and_store(
-    const Split& split, u32 pair_rows, u32 rank, u32 smem, const Outputs& out, float* partials, u32* counters,
-    const Watch& watch) {
+    const Split& split, u32 pair_rows, u32 num_tokens, u32 rank, u32 smem, const Outputs& out, float* partials,
+    u32* counters, const Watch& watch) {
     const u32 warp = warp_index();
     const Fragment at{warp / 4, threadIdx.x % 128, warp % 4, lane_id()};
     // An earlier launch may still read the outputs, or use the partials, until it has completed.
@@ -122,8 +122,8 @@ __device__ __forceinline__ void multiply_and_store(
     while (list.next(work)) {
 //% endif
         const TilePlace place = place_of(work.tile, pair_rows);
-        const u32 row = first_token(place, rank);
-        if (row >= out.latent.rows) {
+        const TokenRows rows = rows_of(place, rank, num_tokens);
+        if (!rows.any()) {
             pass_over(ring, work.k_end - work.k_begin, at, rank, smem, watch);
             continue;
         }
@@ -133,7 +133,8 @@ __device__ __forceinline__ void multiply_and_store(
         }
 #pragma unroll
         for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
-            store_block(acc[block], columns_of(place.n_tile), out, row + at.first_row(block), at, smem);
+            const u32 row = rows.loaded + at.first_row(block);
+            store_block(acc[block], columns_of(place.n_tile), out, rows, row, at, smem);
         }
     }
 }
@@ -145,9 +146,9 @@ __device__ __forceinline__ void multiply_and_store(
         setmaxnreg_inc<Cfg::kMmaRegisters>();
         const Outputs out{
             logits, static_cast<u32>(logits_pitch),
-            {latent, static_cast<u32>(latent_pitch), Cfg::kLatentCols, rows},
-            {shared_act, static_cast<u32>(shared_act_pitch), kSharedCols, rows}};
-        multiply_and_store(split, pair_rows, rank, smem, out, partials, counters, watch);
+            {latent, static_cast<u32>(latent_pitch), Cfg::kLatentCols},
+            {shared_act, static_cast<u32>(shared_act_pitch), kSharedCols}};
+        multiply_and_store(split, pair_rows, rows, rank, smem, out, partials, counters, watch);
         griddepcontrol_launch_dependents();
     } else {
         setmaxnreg_dec<Cfg::kProducerRegisters>();

@@ -7,12 +7,29 @@ using Accumulators = BlockSums[Cfg::kGroupBlocks];
 
 /*% include "kernels/gemm_work.cuh" %*/
 
-// The first of the CTA's token rows in a tile. In the last pair row of an uneven number of row tiles they all lie past
-// the end for rank 1: such a CTA loads its half of the weights, which its partner needs, but no tokens, and neither
-// multiplies nor stores. A box of tokens outside the matrix would be filled with zeros, more slowly than a narrow tile
-// is multiplied.
-__device__ __forceinline__ u32 first_token(const TilePlace& place, u32 rank) {
-    return (place.pair_row * 2 + rank) * Cfg::kBlockM;
+// The CTA's token rows in a tile: it loads and multiplies kBlockM rows from `loaded` on, and stores those of them in
+// [first, end). A box that reaches past the matrix is filled with zeros slowly. So a ragged last row tile loads the
+// last kBlockM rows of the matrix, the first of which are another tile's; a matrix of fewer rows is one box all the
+// same. In the last pair row of an uneven number of row tiles rank 1 has no rows, and `loaded` lies past the end: it
+// loads its half of the weights, which its partner needs, but no tokens, and neither multiplies nor stores.
+struct TokenRows {
+    u32 loaded;
+    u32 first;
+    u32 end;
+
+    __device__ __forceinline__ bool any() const {
+        return loaded < end;
+    }
+
+    __device__ __forceinline__ bool holds(u32 row) const {
+        return row >= first && row < end;
+    }
+};
+
+__device__ __forceinline__ TokenRows rows_of(const TilePlace& place, u32 rank, u32 num_tokens) {
+    const u32 first = (place.pair_row * 2 + rank) * Cfg::kBlockM;
+    const u32 last_box = max(num_tokens, static_cast<u32>(Cfg::kBlockM)) - Cfg::kBlockM;
+    return {first < num_tokens ? min(first, last_box) : first, first, num_tokens};
 }
 
 /*% include "kernels/ring.cuh" %*/
@@ -248,15 +265,14 @@ struct Matrix {
     u16* base;
     u32 pitch;
     u32 cols;
-    u32 rows;
 };
 
 // Stores 16 rows x kCols columns of one warp, at most 64, rounded to bf16: through its own slab of shared memory, so
-// that a row leaves as neighbouring 16-byte stores. `sums` holds the warp's fragment of these columns; rows and columns
-// past the matrix are dropped.
+// that a row leaves as neighbouring 16-byte stores. `sums` holds the warp's fragment of these columns, from `row` on;
+// rows that the tile does not store and columns past the matrix are dropped.
 template <u32 kCols>
 __device__ __forceinline__ void store_columns(
-    const float* sums, const Matrix& out, u32 row, u32 column, const Fragment& at, u32 smem) {
+    const float* sums, const Matrix& out, const TokenRows& rows, u32 row, u32 column, const Fragment& at, u32 smem) {
     constexpr u32 kPitch = 64 * 2 + 16;  // 16 bytes more than a row: 8 rows of a matrix hit all banks
     constexpr u32 kRowLanes = kCols / 8;  // 16 bytes each
     constexpr u32 kRowsAtOnce = 32 / kRowLanes;
@@ -280,7 +296,7 @@ __device__ __forceinline__ void store_columns(
         const u32 inner_row = i * kRowsAtOnce + at.lane / kRowLanes;
         const u32 inner_column = at.lane % kRowLanes * 8;
         const u32 first = column + inner_column;
-        if (row + inner_row < out.rows && first < out.cols) {
+        if (rows.holds(row + inner_row) && first < out.cols) {
             const Vec4 value = ld_shared_v4(slab + inner_row * kPitch + inner_column * 2);
             st_global_v4(out.base + static_cast<u64>(row + inner_row) * out.pitch + first, value);
         }
@@ -290,25 +306,25 @@ __device__ __forceinline__ void store_columns(
 // The same for any multiple of 16 columns.
 template <u32 kCols>
 __device__ __forceinline__ void store_rows(
-    const float* sums, const Matrix& out, u32 row, u32 column, const Fragment& at, u32 smem) {
+    const float* sums, const Matrix& out, const TokenRows& rows, u32 row, u32 column, const Fragment& at, u32 smem) {
     static_assert(kCols % 16 == 0, "stmatrix stores 16 columns at a time");
     if constexpr (kCols >= 64) {
 #pragma unroll
         for (u32 chunk = 0; chunk < kCols / 64; ++chunk) {
-            store_columns<64>(sums + 32 * chunk, out, row, column + 64 * chunk, at, smem);
+            store_columns<64>(sums + 32 * chunk, out, rows, row, column + 64 * chunk, at, smem);
         }
     }
     if constexpr (kCols % 64 >= 32) {
         constexpr u32 kDone = kCols / 64 * 64;
-        store_columns<32>(sums + kDone / 2, out, row, column + kDone, at, smem);
+        store_columns<32>(sums + kDone / 2, out, rows, row, column + kDone, at, smem);
     }
     if constexpr (kCols % 32 == 16) {
         constexpr u32 kDone = kCols / 32 * 32;
-        store_columns<16>(sums + kDone / 2, out, row, column + kDone, at, smem);
+        store_columns<16>(sums + kDone / 2, out, rows, row, column + kDone, at, smem);
     }
 }
 
-// The next stage, to be filled with half of the weights and, unless they lie past the end, the tokens.
+// The next stage, to be filled with half of the weights and, if the tile has any, the tokens.
 __device__ __forceinline__ void expect_stage(const Ring& load, bool has_tokens, u32 smem, const Watch& watch) {
     mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
     const u32 bytes = has_tokens ? Cfg::kStageBytes : Cfg::kStageBytes - Cfg::kStageABytes;

@@ -109,15 +109,20 @@ __device__ __forceinline__ void normalise_others(const Norm& norm, u32 norm_warp
     normalise_rows<false>(norm, first, norm.num_tokens, Cfg::kNormWarps * gridDim.x, lane);
 }
 
-// Until the rows of a pair row are in y. All CTAs are resident, so whoever normalises them runs. `known` is the pair
-// row that the caller has waited for last. The fence takes the acquired writes over to the copies.
-__device__ __forceinline__ void wait_for_rows(const Norm& norm, u32 pair_row, u32& known, const Watch& watch) {
-    if (pair_row == known) {
+// Until the rows that a tile of a pair row loads are in y. All CTAs are resident and those that normalise wait for no
+// tile, so the rows come. `known` is the pair row that the caller has waited for last. Rank 0's last tile may load rows
+// of the pair row before; rank 1's may not: it stores a row at least, so it begins less than kBlockM rows in front of
+// its first one, which lies kBlockM rows behind the pair row's. The fence takes the acquired writes over to the copies.
+__device__ __forceinline__ void wait_for_rows(
+    const Norm& norm, const TokenRows& tile, u32 last, u32& known, const Watch& watch) {
+    if (last == known) {
         return;
     }
-    known = pair_row;
-    const u32 rows = min(kPairRows, norm.num_tokens - pair_row * kPairRows);
-    counter_wait_reached(norm.counters + pair_row, rows, watch);
+    known = last;
+    for (u32 pair_row = tile.loaded / kPairRows; pair_row <= last; ++pair_row) {
+        const u32 rows = min(kPairRows, norm.num_tokens - pair_row * kPairRows);
+        counter_wait_reached(norm.counters + pair_row, rows, watch);
+    }
     fence_proxy_async_global();
 }
 

@@ -37,10 +37,10 @@ struct Maps {
 
 // The token rows, if any, and this rank's half of the weight rows of one K block.
 __device__ __forceinline__ void load_block(
-    const Maps& maps, u32 k, u32 token, bool has_tokens, u32 weight_row, u32 up_col0, u32 a, u32 b, u32 full) {
+    const Maps& maps, u32 k, const TokenRows& rows, u32 weight_row, u32 up_col0, u32 a, u32 b, u32 full) {
     if (k < kDownBlocks) {
-        if (has_tokens) {
-            tma_load_3d(a, maps.shared_act, 0, token, k, full);
+        if (rows.any()) {
+            tma_load_3d(a, maps.shared_act, 0, rows.loaded, k, full);
         }
         tma_load_3d_multicast(b, maps.shared_down, 0, weight_row, k, full, 3);
         return;
@@ -49,8 +49,8 @@ __device__ __forceinline__ void load_block(
     const u32 block = k - kDownBlocks;
     const u32 column = Cfg::kUpRagged ? up_col0 + block * Cfg::kBlockK : 0;
     const u32 chunk = Cfg::kUpRagged ? 0 : up_col0 / Cfg::kBlockK + block;
-    if (has_tokens) {
-        tma_load_3d(a, maps.y, column, token, chunk, full);
+    if (rows.any()) {
+        tma_load_3d(a, maps.y, column, rows.loaded, chunk, full);
     }
     tma_load_3d_multicast(b, maps.up, column, weight_row, chunk, full, 3);
 }
@@ -73,13 +73,12 @@ __device__ __forceinline__ void produce(
 //% endif
     while (list.next(work)) {
         const TilePlace place = place_of(work.tile, pair_rows);
-        const u32 token = first_token(place, rank);
-        const bool has_tokens = token < num_tokens;
+        const TokenRows rows = rows_of(place, rank, num_tokens);
         const u32 weight_row = place.n_tile * Cfg::kBlockN + rank * (Cfg::kBlockN / 2);
         for (u32 k = work.k_begin; k < work.k_end; ++k) {
 //% if spec.value("kFusedNorm")
-            if (has_tokens && k >= kDownBlocks) {
-                wait_for_rows(norm, place.pair_row, known_pair_row, watch);
+            if (rows.any() && k >= kDownBlocks) {
+                wait_for_rows(norm, rows, place.pair_row, known_pair_row, watch);
             }
 //% else
             if (!norm_done && k >= kDownBlocks) {
@@ -91,8 +90,8 @@ __device__ __forceinline__ void produce(
             const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
             const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
             const u32 b = a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes;
-            expect_stage(load, has_tokens, smem, watch);
-            load_block(maps, k, token, has_tokens, weight_row, up_col0, a, b, full);
+            expect_stage(load, rows.any(), smem, watch);
+            load_block(maps, k, rows, weight_row, up_col0, a, b, full);
             load.advance();
         }
     }
@@ -102,8 +101,8 @@ __device__ __forceinline__ void produce(
 }
 
 __device__ __forceinline__ void multiply_and_store(
-    const Split& split, u32 pair_rows, u32 rank, u32 smem, const Matrix& out, float* partials, u32* counters,
-    const Watch& watch) {
+    const Split& split, u32 pair_rows, u32 num_tokens, u32 rank, u32 smem, const Matrix& out, float* partials,
+    u32* counters, const Watch& watch) {
     const u32 warp = warp_index();
     const Fragment at{warp / 4, threadIdx.x % 128, warp % 4, lane_id()};
     WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
@@ -121,8 +120,8 @@ __device__ __forceinline__ void multiply_and_store(
     while (list.next(work)) {
 //% endif
         const TilePlace place = place_of(work.tile, pair_rows);
-        const u32 row = first_token(place, rank);
-        if (row >= out.rows) {
+        const TokenRows rows = rows_of(place, rank, num_tokens);
+        if (!rows.any()) {
             pass_over(ring, work.k_end - work.k_begin, at, rank, smem, watch);
             continue;
         }
@@ -134,8 +133,8 @@ __device__ __forceinline__ void multiply_and_store(
         }
 #pragma unroll
         for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
-            const u32 column = place.n_tile * Cfg::kBlockN;
-            store_rows<Cfg::kBlockN>(acc[block], out, row + at.first_row(block), column, at, smem);
+            const u32 row = rows.loaded + at.first_row(block);
+            store_rows<Cfg::kBlockN>(acc[block], out, rows, row, place.n_tile * Cfg::kBlockN, at, smem);
         }
     }
 }
@@ -151,13 +150,14 @@ __device__ __forceinline__ void multiply_and_store(
     set_up_ring(smem);
     if (warp_index() < Cfg::kMmaWarps) {
         setmaxnreg_inc<Cfg::kMmaRegisters>();
-        const Matrix matrix{out, static_cast<u32>(out_pitch), Cfg::kOutCols, static_cast<u32>(num_tokens)};
+        const Matrix matrix{out, static_cast<u32>(out_pitch), Cfg::kOutCols};
 //% if spec.value("kFusedNorm")
         // The routed rows are an earlier launch's, which may still read y too.
         griddepcontrol_wait();
         normalise_first(norm, warp_index(), lane_id());
 //% endif
-        multiply_and_store(split, pair_rows, rank, smem, matrix, partials, counters, watch);
+        multiply_and_store(
+            split, pair_rows, static_cast<u32>(num_tokens), rank, smem, matrix, partials, counters, watch);
         griddepcontrol_launch_dependents();
     } else {
         setmaxnreg_dec<Cfg::kProducerRegisters>();
