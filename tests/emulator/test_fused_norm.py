@@ -119,10 +119,12 @@ PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
     "no wait": (TWO_ROWS, WAIT, "", EARLY),
     "wait for the first pair row only": (
         TWO_ROWS,
-        "if (pair_row == known)",
+        "if (last == known)",
         "if (known != ~0u)",
         EARLY,
     ),
+    # the last row tile, of 44 rows, also loads 84 of the pair row before
+    "no wait for the pair row before": (TWO_ROWS, "pair_row = tile.loaded / kPairRows;", "pair_row = last;", EARLY),
     "another pair row's counter": (
         TWO_ROWS,
         "norm.counters + row / kPairRows, 1",

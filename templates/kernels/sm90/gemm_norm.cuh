@@ -118,11 +118,13 @@ __device__ __forceinline__ void wait_for_rows(
     if (last == known) {
         return;
     }
-    known = last;
     for (u32 pair_row = tile.loaded / kPairRows; pair_row <= last; ++pair_row) {
         const u32 rows = min(kPairRows, norm.num_tokens - pair_row * kPairRows);
-        counter_wait_reached(norm.counters + pair_row, rows, watch);
+        if (pair_row != known) {
+            counter_wait_reached(norm.counters + pair_row, rows, watch);
+        }
     }
+    known = last;
     fence_proxy_async_global();
 }
 

@@ -1,0 +1,126 @@
+"""Hopper's prefill where the last row tile is ragged: it loads whole boxes, stores its own rows, and changes no bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from models import tiny_model
+
+from cakegen.emulator import Fault, Options, emulate_plan
+from cakegen.emulator.cases import Case, emulate_case, make_operands
+from cakegen.emulator.tensor_view import TensorView
+from cakegen.model import Model
+from cakegen.plan import GemmForm
+from cakegen.registry import Registry
+from cakegen.runtime.validate import validate_front, validate_tail
+
+pytestmark = pytest.mark.emulator
+
+BLOCK_M = tiny_model().prefill_sm90.block_m
+TILES = {tile.block_n: tile for tile in tiny_model().prefill_sm90.tiles}
+TOKEN_MAPS = {"x", "shared_act", "y_workspace"}
+# The last row tile is rank 0's or rank 1's of its pair, and lacks one row, many, or all but one.
+CASES = {
+    "front, one row": Case("front", 8, 129, tile=TILES[256]),
+    "front, cut": Case("front", 8, 160, tile=TILES[192]),
+    "front, taking turns": Case("front", 8, 200, sm_count=6, tile=TILES[128]),
+    "tail, fused norm": Case("tail", 8, 300, sm_count=6, rank=7, tile=TILES[224]),
+    "tail, all but one row": Case("tail", 16, 255, partials=2, rank=15, tile=TILES[256]),
+}
+FRONT = Case("front", 8, 300, sm_count=6, tile=TILES[256])
+TAIL = Case("tail", 8, 300, 2, 6, 3, tile=TILES[256])
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """Rows that a copy reads, of a tensor of `extent` rows."""
+
+    name: str
+    first: int
+    end: int
+    extent: int
+
+
+@pytest.fixture
+def token_boxes(monkeypatch: pytest.MonkeyPatch) -> list[Box]:
+    """The boxes of tokens that runs copy from now on."""
+    boxes: list[Box] = []
+    fetch = TensorView.fetch
+
+    def record(view: TensorView, corner: Sequence[int]) -> Any:
+        about = view.record
+        if about.name in TOKEN_MAPS:
+            boxes.append(Box(about.name, corner[1], corner[1] + about.box[1], about.dims[1]))
+        return fetch(view, corner)
+
+    monkeypatch.setattr(TensorView, "fetch", record)
+    return boxes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ragged_row_tile_loads_boxes_that_lie_inside_of_the_tokens(
+    registry: Registry, token_boxes: list[Box], name: str
+) -> None:
+    case = CASES[name]
+    assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
+    assert {box.name for box in token_boxes} == ({"x"} if case.stage == "front" else TOKEN_MAPS - {"x"})
+    assert {box.first for box in token_boxes} == {*range(0, case.tokens - BLOCK_M, BLOCK_M), case.tokens - BLOCK_M}
+    assert [box for box in token_boxes if box.end > box.extent] == []
+
+
+def early_prefill(registry: Registry) -> Registry:
+    """The same programs for a model whose prefill begins at 65 tokens."""
+    model = registry.model
+    rules = [dataclasses.replace(each, max_tokens=64, n_pads=(8, 64)) for each in (model.decode, model.decode_sm90)]
+    return dataclasses.replace(registry, model=dataclasses.replace(model, decode=rules[0], decode_sm90=rules[1]))
+
+
+@pytest.mark.parametrize("tokens", [65, 127, 128])
+@pytest.mark.parametrize("case", [FRONT, TAIL], ids=["front", "tail"])
+def test_fewer_tokens_than_a_row_tile_are_one_box(
+    registry: Registry, token_boxes: list[Box], case: Case, tokens: int
+) -> None:
+    registry, case = early_prefill(registry), dataclasses.replace(case, tokens=tokens)
+    assert isinstance(case.plan(registry.model).launches[-1].form, GemmForm)
+    assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
+    assert {(box.first, box.extent) for box in token_boxes} == {(0, tokens)}
+
+
+def outputs_of(registry: Registry, case: Case, tokens: int) -> dict[str, torch.Tensor]:
+    """What the first `tokens` of a case's tokens give in a request of their own."""
+    operands = make_operands(registry.model, case)
+    per_token = ("x", "logits", "latent", "shared_act", "routed", "out", "y_workspace")
+    operands.update({name: operands[name][..., :tokens, :] for name in per_token if name in operands})
+    if case.stage == "front":
+        request, names = validate_front(registry.model, **operands), per_token[1:4]
+    else:
+        request = validate_tail(registry.model, **operands, tp=case.tp, rank=case.rank)
+        names = per_token[5:]
+    plan = dataclasses.replace(case, tokens=tokens).plan(registry.model)
+    emulate_plan(registry, request, plan, Options("early", 0, "wide"))
+    return {name: operands[name].clone() for name in names}
+
+
+@pytest.mark.parametrize("case", [FRONT, TAIL], ids=["front", "tail"])
+def test_row_has_the_same_bits_whichever_box_it_is_loaded_in(registry: Registry, case: Case) -> None:
+    """Three row tiles, of which the last is ragged or not: the plan is the same, and so are the bits."""
+    model: Model = registry.model
+    whole = dataclasses.replace(case, tokens=3 * BLOCK_M)
+    assert case.plan(model).launches[-1] == whole.plan(model).launches[-1]
+    ragged, full = outputs_of(registry, whole, case.tokens), outputs_of(registry, whole, whole.tokens)
+    for name, rows in ragged.items():
+        assert torch.equal(rows, full[name][: case.tokens]), name
+
+
+@pytest.mark.parametrize("case", [FRONT, TAIL], ids=["front", "tail"])
+def test_store_of_another_tiles_rows_is_reported(registry: Registry, planted: Callable[..., Any], case: Case) -> None:
+    load = planted("return row >= first && row < end;", "return row < end;")
+    if case.stage == "tail":
+        case = dataclasses.replace(case, partials=1)  # the norm's program does not hold the text
+    with pytest.raises(Fault) as caught:
+        emulate_case(registry, case, Options("early", 0, "wide"), load=load)
+    assert caught.value.kind == "output"
