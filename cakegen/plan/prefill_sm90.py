@@ -2,8 +2,9 @@
 
 A pair computes a tile of 2 * block_m tokens by block_n weight rows; each CTA keeps its own tokens and loads half of
 the weights for both. The grid is what is resident, and cluster c runs items c, c + clusters, …: a static schedule, in
-which no CTA waits for one of another cluster. The kernel masks rows and columns past the end, so tiles need not divide
-anything; only K must come in whole iterations, except for the latent slice, whose tensor map fills with zeros.
+which no CTA waits for one of another cluster. Tiles need not divide anything: a ragged last row tile loads the last
+block_m rows there are and stores its own, and columns past the end are masked. Only K must come in whole iterations,
+except for the latent slice, whose tensor map fills with zeros.
 
 Imports errors, arch, the model and the rest of `plan`; no torch, no pydantic, no I/O.
 """
