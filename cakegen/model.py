@@ -85,9 +85,8 @@ class DecodeRules:
         Up to this token tile, a launch that overlaps the one before it issues its whole ring of weights first.
     stagger_units, split_finalize_n_pad
         The unit before which a staggered fill pauses; the token tile from which on both CTAs finish (0: rank 0 alone).
-    narrow_block_m
-        Weight rows of a front's tile where as many pairs run at once (0: always `block_m`). Hopper's only, where a tile
-        is two MMAs of 64 rows that may overlap.
+    narrow_block_m, narrow_n_pad
+        Hopper's weight rows of a front's tile up to this token tile, where as many pairs run at once (0: `block_m`).
     """
 
     max_tokens: int
@@ -117,6 +116,7 @@ class DecodeRules:
     stagger_units: int
     split_finalize_n_pad: int
     narrow_block_m: int
+    narrow_n_pad: int
 
 
 @dataclass(frozen=True)

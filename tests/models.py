@@ -47,6 +47,7 @@ DECODE = DecodeRules(
     overlap_ahead_n_pad=8,
     split_finalize_n_pad=0,
     narrow_block_m=0,
+    narrow_n_pad=0,
 )
 
 # What Hopper does differently.
@@ -56,6 +57,7 @@ SM90_DECODE_CHANGES: dict[str, int] = {
     "resident_tokens_staged": 4,
     "split_finalize_n_pad": 32,
     "narrow_block_m": 96,
+    "narrow_n_pad": 64,
 }
 
 PREFILL = PrefillRules(

@@ -92,6 +92,7 @@ def _draw(chance: random.Random, seed: int) -> Model:
             resident_tokens_staged=chance.randint(0, 32),
             split_finalize_n_pad=chance.choice((0, 16, 32, 128)),
             narrow_block_m=chance.choice((0, 64, 96)),
+            narrow_n_pad=chance.choice((0, 32, 128)),
         ),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cakegen.arch import architecture
@@ -112,18 +112,23 @@ def _one_tile_models(model: Model) -> Iterator[Model]:
 
 
 def _plans(model: Model, tp: int, ranges: Mapping[str, tuple[range, ...]], device: DeviceFacts) -> Iterator[Plan]:
-    """The ends of each range; where they have other keys, all of it."""
+    """The ends of each range; where they have other keys, those of its halves."""
     for stage, ranges_of_stage in ranges.items():
         for partials in (1,) if stage == "front" else _partial_counts(model.max_partials):
             plan = functools.partial(plan_route, model, stage=stage, tp=tp, partials=partials, device=device)
             for tokens in ranges_of_stage:
                 if partials > 2 and tokens[0] > model.decode.max_tokens:
                     continue  # prefill's launches are those of two
-                ends = [plan(tokens=count) for count in dict.fromkeys((tokens[0], tokens[-1]))]
-                if len({tuple(launch.key for launch in end.launches) for end in ends}) == 1:
-                    yield from ends
-                else:
-                    yield from (plan(tokens=count) for count in tokens)
+                yield from _ends(plan, tokens)
+
+
+def _ends(plan: Callable[..., Plan], tokens: range) -> Iterator[Plan]:
+    ends = [plan(tokens=count) for count in dict.fromkeys((tokens[0], tokens[-1]))]
+    if len({tuple(launch.key for launch in end.launches) for end in ends}) == 1 or len(tokens) == 2:
+        yield from ends
+    else:
+        yield from _ends(plan, tokens[: len(tokens) // 2])
+        yield from _ends(plan, tokens[len(tokens) // 2 :])
 
 
 def token_ranges(model: Model, arch_family: str, last: int) -> Iterator[range]:

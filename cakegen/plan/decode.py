@@ -180,8 +180,9 @@ def _width_rule(shape: DecodeShape, cluster_ctas: int, model: Model, device: Dev
     wide = f"{shape.tiles} tiles of {shape.block_m} rows"
     if not model.decode.narrow_block_m:
         return Rule("block_m", shape.block_m, f"{wide}; no narrower ones for {device.arch}")
-    if cluster_ctas != 2:
-        return Rule("block_m", shape.block_m, f"{wide}; narrower ones are for pairs")
+    if cluster_ctas != 2 or shape.n_pad > model.decode.narrow_n_pad:
+        limits = f"cluster {cluster_ctas} (needs 2), n_pad {shape.n_pad} (at most {model.decode.narrow_n_pad})"
+        return Rule("block_m", shape.block_m, f"{wide}; narrower ones: {limits}")
     narrow = narrow_front(shape, model)
     ctas = 2 * narrow.tiles
     fits = ctas <= device.sm_count and narrow.tiles <= device.resident_pairs

@@ -84,7 +84,7 @@ def decode_shape(model: Model, stage: str, tp: int, tokens: int, partials: int) 
 
 
 def narrow_front(shape: DecodeShape, model: Model) -> DecodeShape:
-    """A front in tiles of `narrow_block_m` weight rows: more tiles, the last of a class partly out of bounds."""
+    """A front in tiles of `narrow_block_m` weight rows: more tiles, the last two of a class may overlap."""
     rows, dims = model.decode.narrow_block_m, model.dims
     return replace(
         shape,

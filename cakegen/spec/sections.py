@@ -107,6 +107,7 @@ class DecodeSection(Section):
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]
     narrow_block_m: Annotated[int, Field(ge=0, le=0, description="Blackwell's MMA has 128 rows, all of one tile")]
+    narrow_n_pad: Annotated[int, Field(ge=0, le=0, description="there is no narrow tile")]
 
 
 class DecodeSm90Section(Section):
@@ -119,6 +120,7 @@ class DecodeSm90Section(Section):
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]
     narrow_block_m: NarrowTile
+    narrow_n_pad: Annotated[int, Field(ge=0, le=256)]
 
 
 class PrefillSection(Section):

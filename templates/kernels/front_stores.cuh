@@ -33,8 +33,14 @@ __device__ __forceinline__ void store_router(
         }
     }
     named_barrier_sync(Cfg::kMmaBarrier, 128);
+//% if narrow
+    const u32 own = staging + (tile.first - tile.row) * 4;
+    store_staged<Cfg::kBlockM, 4>(
+        own, at.thread, out.logits, out.logits_pitch, tile.first, Cfg::kRouterCols, out.tokens);
+//% else
     store_staged<Cfg::kBlockM, 4>(
         staging, at.thread, out.logits, out.logits_pitch, tile.row, Cfg::kRouterCols, out.tokens);
+//% endif
 }
 
 __device__ __forceinline__ void store_latent(
@@ -54,8 +60,14 @@ __device__ __forceinline__ void store_latent(
     stage_bf16(sums[1], at, staging, kPitch, 16 * at.warp + 16);
 //% endif
     named_barrier_sync(Cfg::kMmaBarrier, 128);
+//% if narrow
+    const u32 own = staging + (tile.first - tile.row) * 2;
+    store_staged<Cfg::kBlockM, 2>(
+        own, at.thread, out.latent, out.latent_pitch, tile.first, Cfg::kLatentCols, out.tokens);
+//% else
     store_staged<Cfg::kBlockM, 2>(
         staging, at.thread, out.latent, out.latent_pitch, tile.row, Cfg::kLatentCols, out.tokens);
+//% endif
 }
 
 // The gate and the up value of one output sit in the same thread and register.
@@ -74,6 +86,12 @@ __device__ __forceinline__ void store_shared(
     stage_bf16(sums[0], at, staging, kPitch, 0);
 //% endif
     named_barrier_sync(Cfg::kMmaBarrier, 128);
+//% if narrow
+    const u32 own = staging + (tile.first - tile.row) * 2;
+    store_staged<Cfg::kBlockM / 2, 2>(
+        own, at.thread, out.shared_act, out.shared_act_pitch, tile.first, Cfg::kSharedCols, out.tokens);
+//% else
     store_staged<Cfg::kBlockM / 2, 2>(
         staging, at.thread, out.shared_act, out.shared_act_pitch, tile.row, Cfg::kSharedCols, out.tokens);
+//% endif
 }

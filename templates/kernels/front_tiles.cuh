@@ -1,12 +1,37 @@
 enum class TileClass { kRouter, kLatent, kShared };
 
+//% set narrow = spec.value("kBlockM") < 128
 // Which weight rows a CTA multiplies. A shared tile has kBlockM / 2 gate rows from `row` on and the matching up
 // rows.
+//% if narrow
+// The last tile of a class takes the last rows of the class, of which it stores those from `first` on: the part of a
+// box that lies outside its tensor is filled with zeros, and slowly.
+//% endif
 struct Tile {
     TileClass kind;
     u32 row;
+//% if narrow
+    u32 first;
+//% endif
 };
 
+//% if narrow
+__device__ __forceinline__ Tile tile_in(TileClass kind, u32 index, u32 rows, u32 class_rows) {
+    const u32 first = index * rows;
+    return {kind, min(first, class_rows - rows), first};
+}
+
+__device__ __forceinline__ Tile tile_of(u32 index) {
+    if (index < Cfg::kRouterTiles) {
+        return tile_in(TileClass::kRouter, index, Cfg::kBlockM, Cfg::kRouterCols);
+    }
+    if (index < Cfg::kRouterTiles + Cfg::kLatentTiles) {
+        return tile_in(TileClass::kLatent, index - Cfg::kRouterTiles, Cfg::kBlockM, Cfg::kLatentCols);
+    }
+    const u32 shared = index - Cfg::kRouterTiles - Cfg::kLatentTiles;
+    return tile_in(TileClass::kShared, shared, Cfg::kBlockM / 2, Cfg::kSharedCols);
+}
+//% else
 __device__ __forceinline__ Tile tile_of(u32 index) {
     if (index < Cfg::kRouterTiles) {
         return {TileClass::kRouter, index * Cfg::kBlockM};
@@ -16,6 +41,7 @@ __device__ __forceinline__ Tile tile_of(u32 index) {
     }
     return {TileClass::kShared, (index - Cfg::kRouterTiles - Cfg::kLatentTiles) * (Cfg::kBlockM / 2)};
 }
+//% endif
 
 // Ring units of a rank: rank 0 owns [0, kRank0Units), rank 1 the rest.
 __device__ __forceinline__ u32 unit_count(u32 rank) {
@@ -34,7 +60,7 @@ __device__ __forceinline__ void load_weights(
     }
 }
 
-//% if spec.value("kBlockM") < 128
+//% if narrow
 // The rows behind a stage's weights, which the second MMA of a shared tile reads: their sums are stored nowhere, but
 // nothing else writes them.
 __device__ __forceinline__ void clear_pads(u32 smem) {
