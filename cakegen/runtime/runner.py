@@ -209,12 +209,12 @@ class ProgramRunner(Runner):
         self._stream = stream
 
     def _bind_stream(self, stream: int) -> None:
-        """Bind the launches to torch's current stream, and what marks their end if it may be destroyed behind them."""
+        """Bind the launches to torch's current stream, and what a stream that may be destroyed needs around them."""
         known = self._known[stream] = streams.known_stream(self._ordinal, stream, self._device.context)
-        self._bound[stream] = (*(launch.bind_stream(stream) for launch in self.launches), *known.marks)
+        self._bound[stream] = (*known.waits, *(launch.bind_stream(stream) for launch in self.launches), *known.marks)
 
     def _launch_in_context(self, stream: int, position: int, result: int) -> None:
-        """Launch (or mark) again, in the device's own context, what failed in another.
+        """Launch (or wait, or mark) again, in the device's own context, what failed in another.
 
         A thread that has done nothing on the device yet has no context, or another device's, and its launch is refused
         without effect: so the question which one it has, 1.1 us of a call of 7 (H200's host), is asked only then.
@@ -224,13 +224,17 @@ class ProgramRunner(Runner):
                 result = self._bound[stream][position]()
         if not result:
             return
-        if position == len(self.launches):
+        known = self._known[stream]
+        launch = position - len(known.waits)
+        if launch < 0:
+            raise streams.wait_failure(stream, result)
+        if launch == len(self.launches):
             raise streams.mark_failure(stream, result)
         # behind the launches before the one that failed: they may be all that the stream's next user can wait for
         with driver.using_context(self._device.context):
-            for mark in self._known[stream].marks:
+            for mark in known.marks:
                 mark()
-        raise self.launches[position].failure(result)
+        raise self.launches[launch].failure(result)
 
 
 def bind_program(

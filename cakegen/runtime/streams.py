@@ -29,12 +29,14 @@ class KnownStream:
     ----------
     handle
         The CUstream.
-    marks
-        What a call on the stream runs behind its launches: nothing here.
+    waits, marks
+        What a call on the stream runs before and behind its launches, each a function that returns a CUresult: nothing
+        here.
     """
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
+        self.waits: tuple[Callable[[], int], ...] = ()
         self.marks: tuple[Callable[[], int], ...] = ()
 
     def is_idle(self) -> bool:
@@ -107,14 +109,14 @@ class KnownStream:
 class ForeignStream(KnownStream):
     """A stream of another library (torch.cuda.ExternalStream), which may be destroyed at any time.
 
-    Only its mark names the handle, in a call on that very stream. All else asks the event, which knows the calls, and
-    not what else is enqueued behind them.
+    Only its wait and its mark name the handle, in a call on that very stream. All else asks the event, which knows the
+    calls, and not what else is enqueued behind them.
 
     Notes
     -----
-    A stream's resources, its handle among them, are released once the device has completed its work (CUDA Driver API,
-    cuStreamDestroy). So where a later stream gets the handle of one that was destroyed, all that was recorded for the
-    first is complete, and the two may share the event.
+    A stream may get the handle of one that was destroyed while the device still has work of the first (seen on an H200,
+    driver 580.159.04, 2026-11-30). The two share this object: so each call begins with a wait for the one before it,
+    which costs nothing on the device where both are on one stream.
     """
 
     def __init__(self, handle: int, context: int) -> None:
@@ -122,7 +124,18 @@ class ForeignStream(KnownStream):
         with driver.using_context(context), driver.relaxed_capture():
             self._event = _create_event()
         weakref.finalize(self, _destroy_event, self._event, context).atexit = False
-        self.marks = (_bound_mark(self._event, handle),)
+        self.waits = (self._wait,)
+        self.marks = (self._mark,)
+
+    # in a capture neither has a part: an event that was recorded there belongs to the graph, and nothing outside of it
+    # can wait for it
+    def _wait(self) -> int:
+        _, captured = _ask_capture(self.handle)
+        return 0 if captured else int(driver.bindings().cuStreamWaitEvent(self.handle, self._event, 0)[0])
+
+    def _mark(self) -> int:
+        _, captured = _ask_capture(self.handle)
+        return 0 if captured else int(driver.bindings().cuEventRecord(self._event, self.handle)[0])
 
     def is_idle(self) -> bool:
         """Whether the calls on it are complete; one that is being captured says so too: a capture is no work."""
@@ -179,20 +192,14 @@ def known_stream(ordinal: int, handle: int, context: int) -> KnownStream:
         return known
 
 
+def wait_failure(stream: int, result: int) -> LaunchError:
+    """The error for one of `KnownStream.waits` that returned another result than success."""
+    return _failure("cuStreamWaitEvent", stream, driver.bindings().CUresult(result))
+
+
 def mark_failure(stream: int, result: int) -> LaunchError:
-    """The error for a mark (`KnownStream.marks`) that returned another result than success."""
+    """The error for one of `KnownStream.marks` that returned another result than success."""
     return _failure("cuEventRecord", stream, driver.bindings().CUresult(result))
-
-
-def _bound_mark(event: Any, stream: int) -> Callable[[], int]:
-    """Record an event behind all that a live stream holds now, outside captures; a call returns a CUresult."""
-
-    def mark() -> int:
-        # an event that was recorded in a capture is a part of that graph: neither host nor stream could wait for it
-        _, captured = _ask_capture(stream)
-        return 0 if captured else int(driver.bindings().cuEventRecord(event, stream)[0])
-
-    return mark
 
 
 def _create_event() -> Any:

@@ -60,7 +60,7 @@ def test_overlap_lets_decode_launches_run_ahead_and_leaves_prefill_as_it_is(
     machine: Machine, tiny_registry: Registry
 ) -> None:
     moe = LatentMoe(tiny_registry)
-    for tokens, programmatic, ahead in ((5, True, 6), (100, True, 3), (200, False, None)):
+    for tokens, programmatic, ahead in ((5, True, 7), (100, True, 3), (200, False, None)):
         ordinary = moe.prepare_front(**on_gpu(front_operands(MODEL, 2, tokens)))
         runner = moe.prepare_front(**on_gpu(front_operands(MODEL, 2, tokens)), overlap=True)
         assert isinstance(runner, ProgramRunner)

@@ -62,16 +62,32 @@ def test_runner_goes_on_when_a_foreign_stream_was_destroyed_behind_it(
     machine.stream = FOREIGN
     runner()
     runner()
-    assert machine.driver.order == [("record", FOREIGN)] * 2
+    assert machine.driver.order == [("wait", FOREIGN), ("record", FOREIGN)] * 2
     machine.driver.destroyed = {FOREIGN}
     machine.stream = 0x5EA
     machine.driver.calls.clear()
+    machine.driver.awaited.clear()
     runner()
-    assert machine.driver.order[2:] == [("wait", 0x5EA)]
+    assert machine.driver.order[4:] == [("wait", 0x5EA)]
     assert machine.driver.awaited == [FOREIGN]
     assert machine.driver.calls.index("cuStreamWaitEvent") < machine.driver.calls.index("cuLaunchKernelEx")
     runner()
-    assert len(machine.driver.order) == 3
+    assert len(machine.driver.order) == 5
+
+
+def test_foreign_stream_with_the_handle_of_one_that_was_destroyed_waits_for_its_calls(
+    machine: Machine, tiny_registry: Registry
+) -> None:
+    """A driver gives a handle again before the work of its first stream is complete."""
+    machine.stream, machine.foreign = FOREIGN, {FOREIGN}
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    runner()
+    machine.driver.awaited.clear()
+    machine.driver.calls.clear()
+    runner()
+    assert machine.driver.awaited == [FOREIGN]
+    calls = [name for name in machine.driver.calls if name != "cuStreamIsCapturing"]
+    assert calls == ["cuStreamWaitEvent", *["cuLaunchKernelEx"] * len(runner.launches), "cuEventRecord"]
 
 
 def test_runner_bound_in_another_context_marks_its_foreign_stream(machine: Machine, tiny_registry: Registry) -> None:
@@ -80,7 +96,7 @@ def test_runner_bound_in_another_context_marks_its_foreign_stream(machine: Machi
     for context in (CONTEXTS[0], 0):
         machine.driver.set_context(context)
         runner()
-    assert machine.driver.order == [("record", FOREIGN)] * 2
+    assert machine.driver.order == [("wait", FOREIGN), ("record", FOREIGN)] * 2
     assert [launch.context for launch in machine.driver.launches] == [CONTEXTS[1]] * 2
 
 
@@ -92,7 +108,7 @@ def test_nothing_is_recorded_in_a_capture_of_a_foreign_stream(machine: Machine, 
     machine.capturing, machine.driver.captured_streams = True, {FOREIGN}
     runner()
     assert len(machine.driver.launches) == 2 * len(runner.launches)
-    assert machine.driver.order == [("record", FOREIGN)]
+    assert machine.driver.order == [("wait", FOREIGN), ("record", FOREIGN)]
     assert machine.driver.broken_captures == set()
 
 
@@ -102,6 +118,15 @@ def test_failed_mark_of_a_foreign_stream_is_named(machine: Machine, tiny_registr
     machine.driver.failures["cuEventRecord"] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
     with pytest.raises(LaunchError, match=r"cuEventRecord for stream 0xf0e0 failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
         runner()
+
+
+def test_failed_wait_on_a_foreign_stream_is_named(machine: Machine, tiny_registry: Registry) -> None:
+    machine.stream, machine.foreign = FOREIGN, {FOREIGN}
+    runner = prepare_tail(LatentMoe(tiny_registry))
+    machine.driver.failures["cuStreamWaitEvent"] = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(LaunchError, match=r"cuStreamWaitEvent for stream 0xf0e0 failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        runner()
+    assert machine.driver.launches == []
 
 
 def test_failed_launch_on_a_foreign_stream_leaves_what_it_waited_for_to_the_next(
@@ -114,11 +139,12 @@ def test_failed_launch_on_a_foreign_stream_leaves_what_it_waited_for_to_the_next
     machine.driver.failures["cuLaunchKernelEx"] = real.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
     with pytest.raises(LaunchError, match="cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
         runner()
-    assert machine.driver.order == [("record", 0x5EA), ("wait", FOREIGN), ("record", FOREIGN)]
+    assert machine.driver.order == [("record", 0x5EA), ("wait", FOREIGN), ("wait", FOREIGN), ("record", FOREIGN)]
     machine.driver.failures.clear()
+    machine.driver.awaited.clear()
     machine.stream = 0x5EA
     runner()
-    assert machine.driver.awaited == [0x5EA, FOREIGN]
+    assert machine.driver.awaited == [FOREIGN]
 
 
 def test_runners_of_a_foreign_stream_share_one_event_which_goes_with_the_last_of_them(

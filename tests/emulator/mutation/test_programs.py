@@ -29,7 +29,7 @@ EXPLANATIONS_BLACKWELL = read_explanations(FOLDER / "explained_sm_100a.json")
 # Every so manyth site of a program is run: quick ones, of both halves.
 SAMPLE = (
     ("decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k4_8_o512_c1_f_sb@sm_90a", 13),
-    ("decode:tiny_latent_moe_decode_g16_n8_r6_d2_p0_w0_t3_4_1_k8_0_o512_c2@sm_90a", 11),
+    ("decode:tiny_latent_moe_decode_g24_n8_r7_d2_p0_w0_t4_6_2_k8_0_o512_c2_m96@sm_90a", 11),
 )
 
 pytestmark = [pytest.mark.emulator, pytest.mark.xdist_group("mutation")]
