@@ -328,10 +328,15 @@ ALL = ("early", "late", "random")
         (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes - 16);", {"deadlock", "pending-write", "unwritten-read"}),
         (LONG_FRONT, "load.phase ^ 1, watch", "load.phase, watch", {"deadlock"}),
         (TAIL, EMPTY_WAIT, "", {"pending-read", "pending-write", "barrier", "race"}),
-        (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    store_staged", "store_staged", {"race"}),
+        (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    const u32 own", "const u32 own", {"race"}),
         (TAIL, Y_WAIT, "", {"unwritten-read", "race"}),
         (FRONT, "cluster_wait();", "", {"barrier", "exit", "race"}),
-        (FRONT, "tile.row, Cfg::kLatentCols, out", "tile.row + 8, Cfg::kLatentCols, out", {"out-of-bounds", "output"}),
+        (
+            FRONT,
+            "own, at.thread, out.latent, out.latent_pitch, tile.first,",
+            "own, at.thread, out.latent, out.latent_pitch, tile.first + 8,",
+            {"out-of-bounds", "output"},
+        ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
