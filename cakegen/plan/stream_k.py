@@ -8,6 +8,7 @@ partials are summed in a fixed order.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from cakegen.model import HopperPrefillRules, HopperTile, PrefillRules
@@ -241,7 +242,8 @@ def max_pieces(total: int, num_k: int, ipc: int) -> int:
 
 def _most_touched(total: int, run: int, cell: int) -> int:
     """Most cells of a line of `total` that one run touches: both follow each other, the last run may be short."""
-    bound, most = (run - 2) // cell + 2, 0
+    # a run begins at a multiple of both lengths' greatest divisor inside its first cell
+    bound, most = (cell - math.gcd(run, cell) + run - 1) // cell + 1, 0
     for begin in range(0, total, run):
         most = max(most, (min(total, begin + run) - 1) // cell - begin // cell + 1)
         if most == bound:
