@@ -18,6 +18,7 @@ import torch
 
 from cakegen.compile import compile_ptx, request_for
 from cakegen.emulator.cases import ARCH, TOLERANCES, Case, find_cases, make_operands
+from cakegen.model import HopperTile
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry, load_registry
 
@@ -56,7 +57,8 @@ class Named:
         """Unique, and made of nothing but the request."""
         c = self.case
         rank = f" rank {c.rank}" if c.stage == "tail" else ""
-        return f"{self.export} {c.stage} TP {c.tp} T {c.tokens} P {c.partials} on {c.sm_count} SMs{rank}"
+        tile = f" tile {c.tile.block_n} by {c.tile.tile_groups}" if c.tile else ""
+        return f"{self.export} {c.stage} TP {c.tp} T {c.tokens} P {c.partials} on {c.sm_count} SMs{rank}{tile}"
 
     @property
     def plan(self) -> Plan:
@@ -190,7 +192,9 @@ def read_recording(folder: Path = FOLDER) -> Recording:
         samples = dict(kept)
     values, programs = {}, {}
     for name, each in content["cases"].items():
-        named = Named(each["export"], Case(**each["case"]))
+        tile = each["case"]["tile"]
+        case = Case(**each["case"] | {"tile": tile and HopperTile(**tile)})
+        named = Named(each["export"], case)
         parts = {output: samples[f"{name}/{output}"] for output in each["hashes"]}
         values[named] = Values(each["inputs"], each["hashes"], parts)
         programs[named] = each["program"]

@@ -107,3 +107,10 @@ def test_a_wide_sum_has_other_bits() -> None:
     """Else equal bits would say nothing about the model of the sum."""
     named = next(named for named in OFTEN if named.case.stage == "front")
     assert {"logits", "latent"} <= set(differing_outputs(emulated(named, "wide"), RECORDING.values[named]))
+
+
+def test_names_tell_cases_apart() -> None:
+    """A recording keeps one entry a name."""
+    names = [named.name for named in named_cases()]
+    assert len(names) == len(set(names))
+    assert any(named.case.tile for named in named_cases())
