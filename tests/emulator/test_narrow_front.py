@@ -1,0 +1,64 @@
+"""Hopper's decode front in narrow tiles: every box of weights lies inside its tensor, the last of a class too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from cakegen.emulator import Fault, Options
+from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator.tensor_view import TensorView
+from cakegen.plan import DecodeForm
+from cakegen.registry import Registry
+
+pytestmark = pytest.mark.emulator
+
+WEIGHTS = {"gate_weight", "down_weight", "shared_gate_up_weight"}
+
+
+# 64 rows of shared_act are 1.3 halves of 96-row tiles, 128 are 2.7, 512 latent columns 5.3 tiles
+@pytest.mark.parametrize("case", [Case("front", 16, 1), Case("front", 8, 33)], ids=lambda case: f"tp {case.tp}")
+def test_last_tile_of_a_class_loads_whole_boxes(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    form = case.plan(registry.model).launches[0].form
+    assert isinstance(form, DecodeForm)
+    assert form.block_m == registry.model.decode_sm90.narrow_block_m
+    seen: set[tuple[str, bool]] = set()
+    fetch = TensorView.fetch
+
+    def record(view: TensorView, corner: Sequence[int]) -> Any:
+        about = view.record
+        seen.add((about.name, 0 <= corner[1] <= about.dims[1] - about.box[1]))
+        return fetch(view, corner)
+
+    monkeypatch.setattr(TensorView, "fetch", record)
+    assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
+    assert {each for each in seen if each[0] in WEIGHTS} == {(name, True) for name in WEIGHTS}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("    clear_pads(smem);\n", "", "unwritten-read"),
+        ("staging + (tile.first - tile.row) * 2", "staging", "wrong values"),
+        # the rows past a half are pushed too: more bytes than the partner awaits
+        ("in_half = 16 * warp < Cfg::kBlockM / 2", "in_half = true", "race"),
+    ],
+    ids=["rows behind the weights", "first own row", "rows past a half"],
+)
+def test_planted_fault_is_caught(
+    registry: Registry, planted: Callable[..., Any], old: str, new: str, kind: str
+) -> None:
+    found = set()
+    for seed in range(4):
+        try:
+            options = Options("random", seed, "wide")
+            report = emulate_case(registry, Case("front", 8, 5), options, load=planted(old, new))
+            found.add("wrong values" if report.problems else "passes")
+        except Fault as fault:
+            found.add(fault.kind)
+    assert kind in found
+    assert "passes" not in found
