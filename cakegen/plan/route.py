@@ -48,7 +48,7 @@ def plan_route(model: Model, *, stage: str, tp: int, tokens: int, partials: int,
 
 
 # Bounded, so that a sweep over every token count does not stay in memory; a model serves far fewer shapes.
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1024)
 def _plan(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Plan:
     _refuse_unserved(model, stage, tp, tokens, partials, device)
     model = model.for_family(architecture(device.arch).family)

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,14 +207,26 @@ def test_random_model_exports(tmp_path: Path, seed: int) -> None:
     assert len(program_names(files)) == len({entry.program.name for entry in reached_keys(model)})
 
 
+SECONDS = """
+import sys, time
+from pathlib import Path
+from cakegen import paths
+from cakegen.emit import render_tree, write_tree
+from cakegen.spec import parse_export
+model = parse_export(paths.exports_root() / "kimi_k3_latent_moe" / "export.toml").to_model()
+write_tree(Path(sys.argv[1]) / model.name, render_tree(model, model.name))
+print(time.process_time())
+"""
+
+
 def test_full_export_takes_less_than_five_seconds(tmp_path: Path) -> None:
-    model = parse_export(paths.exports_root() / "kimi_k3_latent_moe" / "export.toml").to_model()
+    """In a process of its own, as the command line runs it: a test session's heap makes every collection dear."""
 
     def seconds(attempt: int) -> float:
-        reached_keys.cache_clear()
-        begin = time.process_time()
-        write_tree(tmp_path / str(attempt) / model.name, render_tree(model, model.name))
-        return time.process_time() - begin
+        environment = {**os.environ, "PYTHONPATH": str(Path(paths.__file__).parents[1])}
+        command = [sys.executable, "-c", SECONDS, str(tmp_path / str(attempt))]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        return float(done.stdout)
 
     # the best of some, so that a busy machine does not decide
     assert any(seconds(attempt) < 5 for attempt in range(3))
