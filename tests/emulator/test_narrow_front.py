@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from copied_boxes import record_boxes
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.cases import Case, emulate_case
-from cakegen.emulator.tensor_view import TensorView
 from cakegen.plan import DecodeForm
 from cakegen.registry import Registry
 
@@ -26,17 +26,10 @@ def test_last_tile_of_a_class_loads_whole_boxes(
     form = case.plan(registry.model).launches[0].form
     assert isinstance(form, DecodeForm)
     assert form.block_m == registry.model.decode_sm90.narrow_block_m
-    seen: set[tuple[str, bool]] = set()
-    fetch = TensorView.fetch
-
-    def record(view: TensorView, corner: Sequence[int]) -> Any:
-        about = view.record
-        seen.add((about.name, 0 <= corner[1] <= about.dims[1] - about.box[1]))
-        return fetch(view, corner)
-
-    monkeypatch.setattr(TensorView, "fetch", record)
+    boxes = record_boxes(monkeypatch, WEIGHTS)
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
-    assert {each for each in seen if each[0] in WEIGHTS} == {(name, True) for name in WEIGHTS}
+    assert {box.name for box in boxes} == WEIGHTS
+    assert [box for box in boxes if not 0 <= box.first < box.end <= box.extent] == []
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from copied_boxes import Box, record_boxes
 from models import tiny_model
 
 from cakegen.emulator import Fault, Options, emulate_plan
 from cakegen.emulator.cases import Case, emulate_case, make_operands
-from cakegen.emulator.tensor_view import TensorView
 from cakegen.model import Model
 from cakegen.plan import GemmForm
 from cakegen.registry import Registry
@@ -35,30 +35,10 @@ FRONT = Case("front", 8, 300, sm_count=6, tile=TILES[256])
 TAIL = Case("tail", 8, 300, 2, 6, 3, tile=TILES[256])
 
 
-@dataclasses.dataclass(frozen=True)
-class Box:
-    """Rows that a copy reads, of a tensor of `extent` rows."""
-
-    name: str
-    first: int
-    end: int
-    extent: int
-
-
 @pytest.fixture
 def token_boxes(monkeypatch: pytest.MonkeyPatch) -> list[Box]:
     """The boxes of tokens that runs copy from now on."""
-    boxes: list[Box] = []
-    fetch = TensorView.fetch
-
-    def record(view: TensorView, corner: Sequence[int]) -> Any:
-        about = view.record
-        if about.name in TOKEN_MAPS:
-            boxes.append(Box(about.name, corner[1], corner[1] + about.box[1], about.dims[1]))
-        return fetch(view, corner)
-
-    monkeypatch.setattr(TensorView, "fetch", record)
-    return boxes
+    return record_boxes(monkeypatch, TOKEN_MAPS)
 
 
 @pytest.mark.parametrize("name", CASES)
