@@ -11,7 +11,6 @@ from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan.records import DecodeForm, NormForm
 from cakegen.plan.smem import (
-    FP32_BYTES,
     DecodeSmem,
     UnitShare,
     a_chunk_bytes,
@@ -19,6 +18,7 @@ from cakegen.plan.smem import (
     b_chunk_bytes,
     decode_smem,
     final_tokens,
+    pushed_bytes,
     unit_shares,
 )
 from cakegen.registry import LaunchRecord, TensorMapEntry
@@ -256,11 +256,10 @@ def _rank1(shares: tuple[UnitShare, ...]) -> UnitShare:
 def _smem_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
     constants: tuple[Constant, ...] = ()
     if form.cluster_ctas == 2:
-        pushed = final_tokens(form.n_pad, form.split_finalize) * form.block_m * FP32_BYTES
         constants += (
             Constant("kLandingAlias", form.landing_alias, "the partner's sums land in the drained ring"),
             Constant("kLandingOffset", smem.landing_offset, "byte offset of the partner's sums"),
-            Constant("kLandingBytes", pushed, "fp32 sums of a tile that land there"),
+            Constant("kLandingBytes", pushed_bytes(form), "fp32 sums of a tile that land there"),
         )
     constants += (
         Constant("kARingOffset", smem.a_ring_offset, "byte offset of the weight stages"),

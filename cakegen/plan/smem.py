@@ -84,6 +84,11 @@ def landing_bytes(rules: DecodeRules, n_pad: int, cluster_ctas: int, split_final
     return final_tokens(n_pad, split_finalize) * 2 * MMA_ROWS * FP32_BYTES
 
 
+def pushed_bytes(form: DecodeForm) -> int:
+    """What the partner hands over: fp32 sums of the tile's rows and of the tokens that a CTA finishes."""
+    return final_tokens(form.n_pad, form.split_finalize) * form.block_m * FP32_BYTES
+
+
 def row_bytes(model: Model) -> int:
     """One row of the routed experts' sum: `[latent]` bf16."""
     return model.dims.latent * BF16_BYTES

@@ -124,18 +124,8 @@ class ForeignStream(KnownStream):
         with driver.using_context(context), driver.relaxed_capture():
             self._event = _create_event()
         weakref.finalize(self, _destroy_event, self._event, context).atexit = False
-        self.waits = (self._wait,)
-        self.marks = (self._mark,)
-
-    # in a capture neither has a part: an event that was recorded there belongs to the graph, and nothing outside of it
-    # can wait for it
-    def _wait(self) -> int:
-        _, captured = _ask_capture(self.handle)
-        return 0 if captured else int(driver.bindings().cuStreamWaitEvent(self.handle, self._event, 0)[0])
-
-    def _mark(self) -> int:
-        _, captured = _ask_capture(self.handle)
-        return 0 if captured else int(driver.bindings().cuEventRecord(self._event, self.handle)[0])
+        self.waits = (_outside_captures(handle, "cuStreamWaitEvent", handle, self._event, 0),)
+        self.marks = (_outside_captures(handle, "cuEventRecord", self._event, handle),)
 
     def is_idle(self) -> bool:
         """Whether the calls on it are complete; one that is being captured says so too: a capture is no work."""
@@ -200,6 +190,19 @@ def wait_failure(stream: int, result: int) -> LaunchError:
 def mark_failure(stream: int, result: int) -> LaunchError:
     """The error for one of `KnownStream.marks` that returned another result than success."""
     return _failure("cuEventRecord", stream, driver.bindings().CUresult(result))
+
+
+def _outside_captures(stream: int, name: str, *arguments: Any) -> Callable[[], int]:
+    """One driver call on a live stream, nothing while it is captured; the function returns a CUresult.
+
+    An event that was recorded in a capture belongs to the graph, and nothing outside of it could wait for it.
+    """
+
+    def call() -> int:
+        _, captured = _ask_capture(stream)
+        return 0 if captured else int(getattr(driver.bindings(), name)(*arguments)[0])
+
+    return call
 
 
 def _create_event() -> Any:

@@ -41,8 +41,7 @@ class Workspace:
         self._partials: torch.Tensor | None = None
         # the stream that torch's allocator knows of, and the one of the last launch
         self._home: int | None = None
-        self._stream: int | None = None
-        self._known: KnownStream | None = None
+        self._stream: KnownStream | None = None
         # memory that is still written to, by a graph or by a launch elsewhere, though no runner may hold it
         self._kept: list[torch.Tensor] = []
 
@@ -70,7 +69,7 @@ class Workspace:
                         "allocated. Prepare the runner before the capture, on any stream, and only call it there; or "
                         f"pass a Workspace on which reserve({elems}) was called before."
                     )
-                if self._partials is not None and self._stream not in (None, self._home):
+                if self._partials is not None and self._stream is not None and self._stream.handle != self._home:
                     # its last launch may be in flight where the allocator does not look before it lends memory again
                     self.keep(self._partials)
                 self._home = driver.current_stream(self.device.index)
@@ -102,21 +101,21 @@ class Workspace:
             Work that uses this workspace is unfinished on another stream, or failed there.
         """
         with self.lock:
-            if stream == self._stream:
+            last = self._stream
+            if last is not None and stream == last.handle:
                 return
             if driver.is_capturing(self.device.index):
                 return
-            if self._known is not None:
+            if last is not None:
                 with driver.using_context(context):
-                    idle = self._known.is_idle()
+                    idle = last.is_idle()
                 if not idle:
                     raise LaunchError(
-                        f"workspace of {self.device}: stream {self._known.handle:#x} still uses its fp32 partials, and "
+                        f"workspace of {self.device}: stream {last.handle:#x} still uses its fp32 partials, and "
                         f"stream {stream:#x} would overwrite them. Make a Workspace for each stream, or synchronise "
                         "between them."
                     )
-            self._known = known_stream(self.device.index, stream, context)
-            self._stream = stream
+            self._stream = known_stream(self.device.index, stream, context)
 
 
 class CallWorkspace(Workspace):
