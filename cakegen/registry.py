@@ -82,12 +82,28 @@ class TensorMapEntry:
     `columns`: dims (cols, rows, 1): a box may run over the last column, and arrives there as zeros.
 
     `box` is (columns, rows, chunks) in elements. All maps use the 128-byte swizzle and fill with zeros.
+
+    `clip_to_tokens`: the rows are tokens, and the box of a request of fewer is only as high as it has tokens.
     """
 
     name: str
     operand: str
     view: str
     box: tuple[int, int, int]
+    clip_to_tokens: bool = False
+
+    def for_tokens(self, num_tokens: int) -> TensorMapEntry:
+        """The entry of a request of so many tokens; its kernel derives the same box from `num_tokens`.
+
+        Notes
+        -----
+        Rows of a box outside of its tensor are filled with zeros more slowly than rows are loaded. A clipped box is of
+        one chunk: the next would land behind the last token, not where the kernel reads it.
+        """
+        columns, rows, _ = self.box
+        if not self.clip_to_tokens or num_tokens >= rows:
+            return self
+        return dataclasses.replace(self, box=(columns, num_tokens, 1))
 
 
 @dataclass(frozen=True)
@@ -351,7 +367,7 @@ def _program(name: str, record: dict[str, Any]) -> Program:
         ffi_entry=record["ffi_entry"],
         arg_plan=tuple((kind, argument) for kind, argument in record["arg_plan"]),
         tensor_maps=tuple(
-            TensorMapEntry(entry["name"], entry["operand"], entry["view"], tuple(entry["box"]))
+            TensorMapEntry(entry["name"], entry["operand"], entry["view"], tuple(entry["box"]), entry["clip_to_tokens"])
             for entry in record["tensor_maps"]
         ),
         barriers=tuple((barrier, count) for barrier, count in record["barriers"]),

@@ -60,6 +60,14 @@ class SharedPart:
     template: str
 
 
+def _map_facts(entry: TensorMapEntry) -> dict[str, object]:
+    """A map's part of a program's name; a clip that is not there is left out, so that it renames no other program."""
+    facts = asdict(entry)
+    if not entry.clip_to_tokens:
+        del facts["clip_to_tokens"]
+    return facts
+
+
 @dataclass(frozen=True)
 class ProgramSpec:
     """One program of one architecture family.
@@ -104,7 +112,7 @@ class ProgramSpec:
             "arch_family": self.arch_family,
             "constants": {constant.name: constant.value for constant in self.constants},
             "arg_plan": self.arg_plan,
-            "tensor_maps": [asdict(entry) for entry in self.tensor_maps],
+            "tensor_maps": [_map_facts(entry) for entry in self.tensor_maps],
             "barriers": self.barriers,
             "launch": asdict(self.launch),
         }

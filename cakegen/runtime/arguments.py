@@ -69,13 +69,14 @@ def bind_arguments(
         if kind == "grid":
             continue
         known: Mapping[str, object] = {"tma_buffer": maps, "buffer": buffers, "parameter": parameters}.get(kind, {})
-        if name not in known or (kind == "tma_buffer" and maps[name].operand not in matrices):
+        if name not in known or (kind == "tma_buffer" and not _can_view(maps[name], matrices, parameters)):
             raise LaunchError(
                 f"{program.name}: argument {name!r} of kind {kind!r} is not one that this runtime can bind; it has "
-                f"{kind} values {sorted(known)}, matrices {sorted(matrices)}. Export with this version."
+                f"{kind} values {sorted(known)}, matrices {sorted(matrices)}, parameters {sorted(parameters)}. "
+                "Export with this version."
             )
         if kind == "tma_buffer":
-            bound.append(Argument(kind, name, _view(maps[name], matrices[maps[name].operand])))
+            bound.append(Argument(kind, name, _view(maps[name], matrices[maps[name].operand], parameters)))
         elif kind == "buffer":
             bound.append(Argument(kind, name, buffers[name]))
         else:
@@ -83,8 +84,16 @@ def bind_arguments(
     return tuple(bound)
 
 
-def _view(entry: TensorMapEntry, operand: Operand) -> TensorMap:
-    """A `columns` view ends with this rank's slice, so that a box over its end reads zeros, not the next slice."""
+def _can_view(entry: TensorMapEntry, matrices: Mapping[str, Operand], parameters: Mapping[str, int]) -> bool:
+    return entry.operand in matrices and "num_tokens" in parameters
+
+
+def _view(entry: TensorMapEntry, operand: Operand, parameters: Mapping[str, int]) -> TensorMap:
+    """A `columns` view ends with this rank's slice, so that a box over its end reads zeros, not the next slice.
+
+    A clipped box has the rows whose bytes the kernel expects: both follow from the parameter `num_tokens`.
+    """
+    entry = entry.for_tokens(parameters["num_tokens"])
     cols = operand.column_limit if entry.view == "columns" else operand.cols
     return view_matrix(entry, operand.address, operand.rows, cols, operand.pitch, operand.chunk_stride)
 

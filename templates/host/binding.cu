@@ -54,13 +54,22 @@ void run(
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
-    TVM_FFI_CHECK(num_tokens <= Cfg::kNPad, ValueError)
-        << kProgram << ": takes at most " << Cfg::kNPad << " tokens; got " << num_tokens;
+    TVM_FFI_CHECK(num_tokens >= 1 && num_tokens <= Cfg::kNPad, ValueError)
+        << kProgram << ": takes 1 to " << Cfg::kNPad << " tokens; got " << num_tokens;
+//% endif
+//% if spec.tensor_maps | selectattr("clip_to_tokens") | list
+    // A box of tokens is as high as there are tokens, and of one chunk where they are fewer than the kernel's.
+    const uint32_t box_tokens = static_cast<uint32_t>(num_tokens);
+    const bool whole_boxes = num_tokens == Cfg::kNPad;
 //% endif
 //% for map in spec.tensor_maps
     CUtensorMap ${(map.name ~ "_map") | ident} = cake_host::encode_map(
         ${(map.operand ~ "_tiles") | ident}, device,
+//% if map.clip_to_tokens
+        {${(map.view == "chunks") | boolean}, ${map.box[0] | i32}, box_tokens, whole_boxes ? ${map.box[2] | i32}u : 1u},
+//% else
         {${(map.view == "chunks") | boolean}, ${map.box[0] | i32}, ${map.box[1] | i32}, ${map.box[2] | i32}},
+//% endif
         Expected{kProgram, ${map.operand | string}, kDLBfloat, 16});
 //% endfor
 //% for kind, name in spec.arg_plan

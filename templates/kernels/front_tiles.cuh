@@ -1,6 +1,8 @@
 enum class TileClass { kRouter, kLatent, kShared };
 
 //% set narrow = spec.value("kBlockM") < 128
+//% set clipped = spec.arch_family == "sm90"
+//% set stage_bytes = "stage_bytes" if clipped else "Cfg::kStageBytes"
 // Which weight rows a CTA multiplies. A shared tile has kBlockM / 2 gate rows from `row` on and the matching up
 // rows.
 //% if narrow
@@ -77,14 +79,21 @@ __device__ __forceinline__ void clear_pads(u32 smem) {
 // first `weights_ahead` stages of weights go ahead of the wait for it, and the first tokens queue behind them.
 __device__ __forceinline__ void produce(
     const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
+//% if clipped
+    const Tile& tile, u32 rank, u32 num_tokens, u32 weights_ahead, u32 smem, const Watch& watch) {
+    const u32 stage_bytes = Cfg::kStageWeightBytes + Cfg::kChunksPerStage * num_tokens * kTokenBytes;
+    // A box that holds fewer rows than a chunk has room for can't hold two: the second would begin too early.
+    const u32 box_chunks = num_tokens < Cfg::kNPad ? 1 : Cfg::kChunksPerStage;
+//% else
     const Tile& tile, u32 rank, u32 weights_ahead, u32 smem, const Watch& watch) {
+//% endif
     const u32 units = unit_count(rank);
     const u32 first_chunk = rank * Cfg::kRank0Units * Cfg::kChunksPerStage;
     const u32 ahead = min(weights_ahead, min(units, static_cast<u32>(Cfg::kNumStages)));
     for (u32 unit = 0; unit < ahead; ++unit) {
         const u32 full = smem + Cfg::kStageFullOffset + unit * 8;
         const u32 a = smem + Cfg::kARingOffset + unit * Cfg::kStageABytes;
-        mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+        mbarrier_arrive_expect_tx(full, ${stage_bytes | code});
         load_weights(
             router_map, latent_map, shared_map, tile, a, first_chunk + unit * Cfg::kChunksPerStage, full);
     }
@@ -97,10 +106,16 @@ __device__ __forceinline__ void produce(
         if (unit >= ahead) {
             const u32 a = smem + Cfg::kARingOffset + load.stage * Cfg::kStageABytes;
             mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
-            mbarrier_arrive_expect_tx(full, Cfg::kStageBytes);
+            mbarrier_arrive_expect_tx(full, ${stage_bytes | code});
             load_weights(router_map, latent_map, shared_map, tile, a, chunk, full);
         }
+//% if clipped
+        for (u32 i = 0; i < Cfg::kChunksPerStage; i += box_chunks) {
+            tma_load_3d(b + i * Cfg::kChunkBBytes, x_map, 0, 0, chunk + i, full);
+        }
+//% else
         tma_load_3d(b, x_map, 0, 0, chunk, full);
+//% endif
         load.advance();
     }
 }

@@ -53,14 +53,25 @@ __device__ __forceinline__ bool is_down(const Share& share, u32 unit) {
     return unit < share.down;
 }
 
+//% set clipped = spec.arch_family == "sm90"
 // The tokens' box of a down unit, always; of an up unit unless y is resident.
+//% if clipped
+__device__ __forceinline__ u32 unit_bytes(bool down, u32 num_tokens) {
+    return down || !Cfg::kResidentB ? Cfg::kChunkABytes + num_tokens * kTokenBytes : Cfg::kChunkABytes;
+}
+//% else
 __device__ __forceinline__ u32 unit_bytes(bool down) {
     return down || !Cfg::kResidentB ? Cfg::kChunkABytes + Cfg::kChunkBBytes : Cfg::kChunkABytes;
 }
+//% endif
 
 __device__ __forceinline__ void load_unit_weights(
     const Operands& operands, const Share& share, u32 tile_row, u32 unit, u32 a, u32 full) {
+//% if clipped
+    mbarrier_arrive_expect_tx(full, unit_bytes(is_down(share, unit), operands.num_tokens));
+//% else
     mbarrier_arrive_expect_tx(full, unit_bytes(is_down(share, unit)));
+//% endif
     if (is_down(share, unit)) {
         tma_load_3d(a, operands.shared_down_map, 0, tile_row, share.first_down + unit, full);
     } else {

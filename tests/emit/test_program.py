@@ -13,7 +13,7 @@ from cakegen.emit.environment import render_template, template_environment
 from cakegen.emit.program import ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.plan.records import NormForm
-from cakegen.registry import LaunchRecord
+from cakegen.registry import LaunchRecord, TensorMapEntry
 
 ARGUMENTS = (
     ("tma_buffer", "y_workspace"),
@@ -37,6 +37,16 @@ def test_parameters_are_the_argument_plan_without_the_grid(spec: ProgramSpec) ->
         ("u16*", "y_workspace"),
         ("i32", "num_tokens"),
     )
+
+
+def test_only_a_clipped_map_renames_its_program(spec: ProgramSpec) -> None:
+    """Tables speak of programs by name, and most have no such map."""
+    entry = TensorMapEntry("y_workspace", "y_workspace", "chunks", (64, 8, 1))
+    whole = dataclasses.replace(spec, tensor_maps=(entry,))
+    clipped = dataclasses.replace(spec, tensor_maps=(dataclasses.replace(entry, clip_to_tokens=True),))
+    assert "clip_to_tokens" not in whole.canonical
+    assert '"clip_to_tokens":true' in clipped.canonical
+    assert whole.name != clipped.name
 
 
 def test_buffer_without_a_type_is_refused(spec: ProgramSpec) -> None:

@@ -64,6 +64,18 @@ def test_grids_are_whole_clusters(registry: Registry) -> None:
     assert {cluster for _, cluster in checked} == {(1, 1, 1), (2, 1, 1)}
 
 
+def test_hopper_decode_clips_its_boxes_of_tokens_and_nothing_else_does(registry: Registry) -> None:
+    for program in registry.programs.values():
+        clipped = [entry for entry in program.tensor_maps if entry.clip_to_tokens]
+        expected = {"decode_front": ["x"], "decode_tail": ["shared_act", "y_workspace"]}
+        hopper = "sm_90a" in program.arches
+        assert [entry.name for entry in clipped] == (expected.get(program.role, []) if hopper else []), program.name
+        boxes = re.findall(
+            r"\{(?:true|false), 64, box_tokens, whole_boxes \? (\d)u : 1u\}", registry.read(program.sources[1])
+        )
+        assert boxes == [str(entry.box[2]) for entry in clipped], program.name
+
+
 def test_gemm_behind_a_norm_is_launched_programmatically_and_the_norm_is_not(registry: Registry) -> None:
     """The GEMM reads shared_act before it waits for the norm, so the norm must have waited for the front."""
     for program in registry.programs.values():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from copied_boxes import Box, record_boxes
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator.address_space import AddressSpace
@@ -112,6 +113,12 @@ def program() -> Callable[[str], str]:
 def array() -> Callable[..., np.ndarray]:
     """Makes aligned arrays."""
     return aligned
+
+
+@pytest.fixture
+def token_boxes(monkeypatch: pytest.MonkeyPatch) -> list[Box]:
+    """The boxes of tokens that runs copy from now on."""
+    return record_boxes(monkeypatch, {"x", "shared_act", "y_workspace"})
 
 
 @pytest.fixture

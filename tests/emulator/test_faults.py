@@ -323,9 +323,9 @@ ALL = ("early", "late", "random")
     [
         # the weights would wait for a stage that the MMA warps free only after the next one, which needs y
         (TAIL, "unit + Cfg::kNumStages - 1)", "unit + Cfg::kNumStages)", {"deadlock"}),
-        (FRONT, FULL_WAIT, "", {"unwritten-read", "pending-write"}),
-        (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes + 16);", {"deadlock"}),
-        (FRONT, "Cfg::kStageBytes);", "Cfg::kStageBytes - 16);", {"deadlock", "pending-write", "unwritten-read"}),
+        (FRONT, FULL_WAIT, "", {"unwritten-read", "pending-write", "race"}),
+        (FRONT, "stage_bytes);", "stage_bytes + 16);", {"deadlock"}),
+        (FRONT, "stage_bytes);", "stage_bytes - 16);", {"deadlock", "pending-write", "unwritten-read"}),
         (LONG_FRONT, "load.phase ^ 1, watch", "load.phase, watch", {"deadlock"}),
         (TAIL, EMPTY_WAIT, "", {"pending-read", "pending-write", "barrier", "race"}),
         (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    const u32 own", "const u32 own", {"race"}),

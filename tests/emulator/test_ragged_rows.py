@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from copied_boxes import Box, record_boxes
+from copied_boxes import Box
 from models import tiny_model
+from token_rows import outputs_of
 
-from cakegen.emulator import Fault, Options, emulate_plan
-from cakegen.emulator.cases import Case, emulate_case, make_operands
+from cakegen.emulator import Fault, Options
+from cakegen.emulator.cases import Case, emulate_case
 from cakegen.model import Model
 from cakegen.plan import GemmForm
 from cakegen.registry import Registry
-from cakegen.runtime.validate import validate_front, validate_tail
 
 pytestmark = pytest.mark.emulator
 
 BLOCK_M = tiny_model().prefill_sm90.block_m
 TILES = {tile.block_n: tile for tile in tiny_model().prefill_sm90.tiles}
-TOKEN_MAPS = {"x", "shared_act", "y_workspace"}
 # The last row tile is rank 0's or rank 1's of its pair, and lacks one row, many, or all but one.
 CASES = {
     "front, one row": Case("front", 8, 129, tile=TILES[256]),
@@ -35,19 +34,13 @@ FRONT = Case("front", 8, 300, sm_count=6, tile=TILES[256])
 TAIL = Case("tail", 8, 300, 2, 6, 3, tile=TILES[256])
 
 
-@pytest.fixture
-def token_boxes(monkeypatch: pytest.MonkeyPatch) -> list[Box]:
-    """The boxes of tokens that runs copy from now on."""
-    return record_boxes(monkeypatch, TOKEN_MAPS)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_ragged_row_tile_loads_boxes_that_lie_inside_of_the_tokens(
     registry: Registry, token_boxes: list[Box], name: str
 ) -> None:
     case = CASES[name]
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
-    assert {box.name for box in token_boxes} == ({"x"} if case.stage == "front" else TOKEN_MAPS - {"x"})
+    assert {box.name for box in token_boxes} == ({"x"} if case.stage == "front" else {"shared_act", "y_workspace"})
     assert {box.first for box in token_boxes} == {*range(0, case.tokens - BLOCK_M, BLOCK_M), case.tokens - BLOCK_M}
     assert [box for box in token_boxes if box.end > box.extent] == []
 
@@ -68,21 +61,6 @@ def test_fewer_tokens_than_a_row_tile_are_one_box(
     assert isinstance(case.plan(registry.model).launches[-1].form, GemmForm)
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
     assert {(box.first, box.extent) for box in token_boxes} == {(0, tokens)}
-
-
-def outputs_of(registry: Registry, case: Case, tokens: int) -> dict[str, torch.Tensor]:
-    """What the first `tokens` of a case's tokens give in a request of their own."""
-    operands = make_operands(registry.model, case)
-    per_token = ("x", "logits", "latent", "shared_act", "routed", "out", "y_workspace")
-    operands.update({name: operands[name][..., :tokens, :] for name in per_token if name in operands})
-    if case.stage == "front":
-        request, names = validate_front(registry.model, **operands), per_token[1:4]
-    else:
-        request = validate_tail(registry.model, **operands, tp=case.tp, rank=case.rank)
-        names = per_token[5:]
-    plan = dataclasses.replace(case, tokens=tokens).plan(registry.model)
-    emulate_plan(registry, request, plan, Options("early", 0, "wide"))
-    return {name: operands[name].clone() for name in names}
 
 
 @pytest.mark.parametrize("case", [FRONT, TAIL], ids=["front", "tail"])

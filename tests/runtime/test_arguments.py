@@ -77,6 +77,28 @@ def test_columns_view_stops_at_the_ranks_slice(kimi_registry: Registry) -> None:
     assert [a.name for a in bound] == [n for k, n in program.arg_plan if k != "grid"]  # type: ignore[attr-defined]
 
 
+def front_matrices(tokens: int) -> dict[str, Operand]:
+    rows = {"gate_weight": 896, "down_weight": 3584, "shared_gate_up_weight": 768, "x": tokens}
+    return {name: operand(name, count, 7168, 7168) for name, count in rows.items()}
+
+
+@pytest.mark.parametrize(("tokens", "box"), [(1, (64, 1, 1)), (63, (64, 63, 1)), (64, (64, 64, 2)), (65, (64, 64, 2))])
+def test_box_of_fewer_tokens_than_the_tile_has_their_rows_of_one_chunk(
+    kimi_registry: Registry, tokens: int, box: tuple[int, int, int]
+) -> None:
+    key = next(key for key in kimi_registry.kernels if "_n64_" in key and "_d2_" in key and "sm_90a" in key)
+    program = kimi_registry.program(key)
+    buffers = {name: 0x2000 for kind, name in program.arg_plan if kind == "buffer"}
+    parameters = {name: 1 for kind, name in program.arg_plan if kind == "parameter"} | {"num_tokens": tokens}
+    bound = bind_arguments(program, front_matrices(tokens), buffers, parameters)
+    boxes = {argument.name: argument.value.box for argument in bound if isinstance(argument.value, TensorMap)}
+    assert boxes.pop("x") == box
+    assert set(boxes.values()) == {entry.box for entry in program.tensor_maps if entry.name != "x"}
+    del parameters["num_tokens"]
+    with pytest.raises(LaunchError, match="argument 'gate_weight' of kind 'tma_buffer' is not one that this runtime"):
+        bind_arguments(program, front_matrices(tokens), buffers, parameters)
+
+
 def test_bind_refuses_an_unknown_name_and_a_wide_parameter(tiny_registry: Registry) -> None:
     program = next(p for p in tiny_registry.programs.values() if p.role == "tail_norm")
     buffers = {"routed": 16, "norm_weight": 16, "y_workspace": 16, "wait_record": 16}

@@ -5,13 +5,15 @@
 //        +------------------- stage_empty -----------------------+        rank --st.async--> partner (partner_sum)
 //
 // Barriers, each with its arrivals per phase:
-//   stage_full[s]   1: the producer's arrive.expect_tx of kStageBytes; completes when the copies have landed.
+//   stage_full[s]   1: the producer's arrive.expect_tx of the stage's copies; completes when they have landed.
 //   stage_empty[s]  4: one lane of each MMA warp, once its wgmmas that read the stage are complete.
 //   partner_sum     1: pre-armed at set-up, where sums land, with the kLandingBytes that the partner stores.
 //   ring_drained    4: one lane of each MMA warp of the CTA where sums land, on its partner, before they may.
 /*% include "kernels/cfg.cuh" %*/
 
 /*% include "kernels/pair.cuh" %*/
+
+/*% include "kernels/sm90/token_ring.cuh" %*/
 
 /*% include "kernels/front_tiles.cuh" %*/
 
@@ -98,6 +100,7 @@ __device__ __forceinline__ void multiply_and_store(
 
 /*% include "kernels/decode_entry.cuh" %*/
     if (warp < Cfg::kProducerWarp) {
+        clear_missing_rows(static_cast<u32>(num_tokens), smem);
         const Outputs out{
             logits, latent, shared_act, final_tokens(rank, num_tokens),
             static_cast<u32>(logits_pitch), static_cast<u32>(latent_pitch), static_cast<u32>(shared_act_pitch)};
@@ -105,6 +108,6 @@ __device__ __forceinline__ void multiply_and_store(
     } else if (lane_id() == 0) {
         produce(
             gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map, tile, rank,
-            static_cast<u32>(weights_ahead), smem, watch);
+            static_cast<u32>(num_tokens), static_cast<u32>(weights_ahead), smem, watch);
     }
 }

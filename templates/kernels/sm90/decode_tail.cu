@@ -32,6 +32,8 @@
 /*% include "kernels/norm_row.cuh" %*/
 //% endif
 
+/*% include "kernels/sm90/token_ring.cuh" %*/
+
 /*% include "kernels/tail_operands.cuh" %*/
 
 // ---- MMA warpgroup ----
@@ -111,6 +113,7 @@ __device__ __forceinline__ void multiply_and_store(
 
 /*% include "kernels/decode_entry.cuh" %*/
     if (warp < 4) {
+        clear_missing_rows(operands.num_tokens, smem);
         multiply_and_store(operands, tile_row, rank, smem, watch);
     } else if (warp == Cfg::kProducerWarp) {
         if (lane_id() == 0) {

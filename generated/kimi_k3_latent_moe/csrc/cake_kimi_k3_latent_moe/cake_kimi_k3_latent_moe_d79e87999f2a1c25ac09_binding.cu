@@ -2,7 +2,7 @@
 // Host half of tail decode, TP 2, up to 8 tokens: 56 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 f57b296a4790a65dbab1ffd6758454ab80180082a5cb5fab33ca234028e71108
+// seal: sha256 850f325eb77abd374046dcda0e6194d2588d3eb4844f7103c61cb0784209ab98
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -50,8 +50,8 @@ void run(
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
-    TVM_FFI_CHECK(num_tokens <= Cfg::kNPad, ValueError)
-        << kProgram << ": takes at most " << Cfg::kNPad << " tokens; got " << num_tokens;
+    TVM_FFI_CHECK(num_tokens >= 1 && num_tokens <= Cfg::kNPad, ValueError)
+        << kProgram << ": takes 1 to " << Cfg::kNPad << " tokens; got " << num_tokens;
     CUtensorMap shared_down_weight_map = cake_host::encode_map(
         shared_down_weight_tiles, device,
         {true, 64, 128, 1},

@@ -2,7 +2,7 @@
 // Host half of tail decode, TP 8, up to 16 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 ca48ba0cb545f9dc7e6740114fd7a63f3ed0f75fb08059783741cd0697665a97
+// seal: sha256 9ed41d000b9b761e1195681edd3044354c7b01f18585a2270c2411d48d1d9f38
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -50,8 +50,8 @@ void run(
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
-    TVM_FFI_CHECK(num_tokens <= Cfg::kNPad, ValueError)
-        << kProgram << ": takes at most " << Cfg::kNPad << " tokens; got " << num_tokens;
+    TVM_FFI_CHECK(num_tokens >= 1 && num_tokens <= Cfg::kNPad, ValueError)
+        << kProgram << ": takes 1 to " << Cfg::kNPad << " tokens; got " << num_tokens;
     CUtensorMap shared_down_weight_map = cake_host::encode_map(
         shared_down_weight_tiles, device,
         {true, 64, 128, 1},

@@ -2,7 +2,7 @@
 // Host half of tail decode, TP 8, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 4bd3ecf6318522211cc9b20f86243c11fdad8c504934224c9d042bd2d8e2ce58
+// seal: sha256 ec521c0b087c7fd32504c6f3e69275d16a688e7c8f21082c72676efc85f2951a
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -50,8 +50,8 @@ void run(
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
-    TVM_FFI_CHECK(num_tokens <= Cfg::kNPad, ValueError)
-        << kProgram << ": takes at most " << Cfg::kNPad << " tokens; got " << num_tokens;
+    TVM_FFI_CHECK(num_tokens >= 1 && num_tokens <= Cfg::kNPad, ValueError)
+        << kProgram << ": takes 1 to " << Cfg::kNPad << " tokens; got " << num_tokens;
     CUtensorMap shared_down_weight_map = cake_host::encode_map(
         shared_down_weight_tiles, device,
         {true, 64, 128, 1},

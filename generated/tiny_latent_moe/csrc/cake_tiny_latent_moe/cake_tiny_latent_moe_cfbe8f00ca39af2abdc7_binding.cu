@@ -2,7 +2,7 @@
 // Host half of tail decode, TP 4, up to 16 tokens: 4 tiles, a pair splits K, 11 stages of 1 chunk(s), norm fused, y
 // resident, rows staged
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 1eb57a4762e036c8d1814b69bab6a5491f27888df89df18fcddec95aec2d8124
+// seal: sha256 70c7ce0ebafbd5103b5494548c75c0e5574c6a514980d681a9b98f0ec5b4701d
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -50,8 +50,8 @@ void run(
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
-    TVM_FFI_CHECK(num_tokens <= Cfg::kNPad, ValueError)
-        << kProgram << ": takes at most " << Cfg::kNPad << " tokens; got " << num_tokens;
+    TVM_FFI_CHECK(num_tokens >= 1 && num_tokens <= Cfg::kNPad, ValueError)
+        << kProgram << ": takes 1 to " << Cfg::kNPad << " tokens; got " << num_tokens;
     CUtensorMap shared_down_weight_map = cake_host::encode_map(
         shared_down_weight_tiles, device,
         {true, 64, 128, 1},

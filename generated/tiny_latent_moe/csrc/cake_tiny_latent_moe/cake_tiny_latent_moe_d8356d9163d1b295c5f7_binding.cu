@@ -2,7 +2,7 @@
 // Host half of tail decode, TP 4, up to 8 tokens: 4 tiles, one CTA a tile, 11 stages of 1 chunk(s), norm fused, y
 // resident
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 574e5906e906faebf8f0ac0ccfe6e562d6b37a971fc20d055aaa71cd904a78c2
+// seal: sha256 85b13f25b7c986855dc118b3006419f8b07a1771d600b7f01d7e9757579627c5
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -50,8 +50,8 @@ void run(
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
-    TVM_FFI_CHECK(num_tokens <= Cfg::kNPad, ValueError)
-        << kProgram << ": takes at most " << Cfg::kNPad << " tokens; got " << num_tokens;
+    TVM_FFI_CHECK(num_tokens >= 1 && num_tokens <= Cfg::kNPad, ValueError)
+        << kProgram << ": takes 1 to " << Cfg::kNPad << " tokens; got " << num_tokens;
     CUtensorMap shared_down_weight_map = cake_host::encode_map(
         shared_down_weight_tiles, device,
         {true, 64, 128, 1},

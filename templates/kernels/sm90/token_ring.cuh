@@ -1,0 +1,28 @@
+//# The token stages of a decode kernel, whose boxes are as high as the launch has tokens.
+constexpr u32 kTokenBytes = Cfg::kBlockK * 2;  // a token's row of a K chunk
+//% if spec.role == "decode_front"
+constexpr u32 kTokenChunks = Cfg::kNumStages * Cfg::kChunksPerStage;  // of the ring
+//% else
+constexpr u32 kTokenChunks = Cfg::kNumStages;  // of the ring
+//% endif
+
+// A box of tokens has num_tokens rows, and the MMAs read kNPad. The sums of the rows between are stored nowhere, but
+// nothing may be read that was never written, and no copy writes them: the MMA warps clear them once, while the first
+// weights are on their way. Copies that land meanwhile write other rows. wgmma reads by the asynchronous proxy, hence
+// each writer's fence ahead of the barrier (PTX ISA 9.7.13.4).
+__device__ __forceinline__ void clear_missing_rows(u32 num_tokens, u32 smem) {
+    if (num_tokens >= Cfg::kNPad) {
+        return;
+    }
+    const u32 end = smem + Cfg::kBRingOffset + kTokenChunks * Cfg::kChunkBBytes;
+    const u32 first = num_tokens * kTokenBytes + threadIdx.x * 16;
+#pragma unroll 1
+    for (u32 chunk = smem + Cfg::kBRingOffset; chunk < end; chunk += Cfg::kChunkBBytes) {
+#pragma unroll 1
+        for (u32 offset = first; offset < Cfg::kChunkBBytes; offset += 128 * 16) {
+            st_shared_v4(chunk + offset, Vec4{0, 0, 0, 0});
+        }
+    }
+    fence_proxy_async_shared();
+    named_barrier_sync(Cfg::kMmaBarrier, 128);
+}

@@ -1,0 +1,87 @@
+"""Hopper's decode with fewer tokens than its MMA is wide: boxes as high as the tokens, the rows between cleared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from copied_boxes import Box
+from models import tiny_model
+from token_rows import outputs_of
+
+from cakegen.emulator import Fault, Options
+from cakegen.emulator.cases import Case, emulate_case, emulate_chain
+from cakegen.plan import DecodeForm
+from cakegen.registry import Registry
+
+pytestmark = pytest.mark.emulator
+
+TAIL_MAPS = {"shared_act", "y_workspace"}
+MAX_TOKENS = tiny_model().decode_sm90.max_tokens
+# (request, what its form must be, the maps of which it loads boxes)
+CASES = {
+    "narrow front": (Case("front", 8, 3), {"cluster_ctas": 2, "block_m": 96, "chunks_per_stage": 2}, {"x"}),
+    "front, one CTA a tile": (Case("front", 8, 9, sm_count=6), {"cluster_ctas": 1, "n_pad": 16}, {"x"}),
+    "front, one chunk a stage": (Case("front", 1, 65, sm_count=6), {"chunks_per_stage": 1, "n_pad": 128}, {"x"}),
+    "tail, y resident": (Case("tail", 1, 5, sm_count=48), {"cluster_ctas": 2, "resident_b": True}, {"shared_act"}),
+    "tail, y loaded": (Case("tail", 1, 100, sm_count=6), {"fused_norm": True, "resident_b": False}, TAIL_MAPS),
+    "tail, ragged slice": (Case("tail", 16, 17, 3, sm_count=6, rank=15), {"k1_ragged_cols": 32}, TAIL_MAPS),
+}
+WIDE_FRONT = Case("front", 8, 96)
+WIDE_TAIL = Case("tail", 1, 100, sm_count=6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_boxes_hold_the_tokens_that_there_are(registry: Registry, token_boxes: list[Box], name: str) -> None:
+    case, expected, maps = CASES[name]
+    form = case.plan(registry.model).launches[-1].form
+    assert {field: getattr(form, field) for field in expected} == expected
+    assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
+    assert {(box.name, box.first, box.end, box.extent) for box in token_boxes} == {
+        (each, 0, case.tokens, case.tokens) for each in maps
+    }
+
+
+@pytest.mark.parametrize("case", [WIDE_FRONT, WIDE_TAIL], ids=["front", "tail"])
+def test_full_token_tile_is_loaded_whole(registry: Registry, token_boxes: list[Box], case: Case) -> None:
+    case = dataclasses.replace(case, tokens=MAX_TOKENS)
+    assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
+    assert {(box.first, box.end) for box in token_boxes} == {(0, MAX_TOKENS)}
+
+
+@pytest.mark.parametrize("case", [WIDE_FRONT, WIDE_TAIL], ids=["front", "tail"])
+def test_row_has_the_same_bits_however_high_its_box_is(registry: Registry, case: Case) -> None:
+    whole = dataclasses.replace(case, tokens=MAX_TOKENS)
+    form = case.plan(registry.model).launches[-1].form
+    assert isinstance(form, DecodeForm)
+    assert whole.plan(registry.model).launches[-1].form == form
+    some, all_rows = outputs_of(registry, whole, case.tokens), outputs_of(registry, whole, MAX_TOKENS)
+    for name, rows in some.items():
+        assert torch.equal(rows, all_rows[name][: case.tokens]), name
+
+
+@pytest.mark.parametrize("case", [Case("front", 8, 5), Case("tail", 1, 5, sm_count=48)], ids=["front", "tail"])
+def test_overlapping_launches_of_few_tokens_match(registry: Registry, case: Case) -> None:
+    assert emulate_chain(registry, case, Options("late", 0, "wide")).problems == ()
+
+
+@pytest.mark.parametrize("case", [WIDE_FRONT, WIDE_TAIL, CASES["narrow front"][0]], ids=["front", "tail", "narrow"])
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("first = num_tokens * kTokenBytes", "first = (num_tokens + 1) * kTokenBytes", "unwritten-read"),
+        ("fence_proxy_async_shared();\n    named_barrier_sync(Cfg::kMmaBarrier, 128);\n}", "}", "race"),
+        ("}\n    fence_proxy_async_shared();\n    named", "}\n    named", "proxy"),
+        ("first = num_tokens * kTokenBytes", "first = (num_tokens - 1) * kTokenBytes", "race"),
+    ],
+    ids=["row left out", "no barrier", "no fence", "row of a copy"],
+)
+def test_rows_cleared_wrongly_are_reported(
+    registry: Registry, planted: Callable[..., Any], case: Case, old: str, new: str, kind: str
+) -> None:
+    with pytest.raises(Fault) as caught:
+        emulate_case(registry, case, Options("early", 0, "wide"), load=planted(old, new))
+    assert caught.value.kind == kind
