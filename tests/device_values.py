@@ -18,9 +18,9 @@ import torch
 
 from cakegen.compile import compile_ptx, request_for
 from cakegen.emulator.cases import ARCH, TOLERANCES, Case, find_cases, make_operands
-from cakegen.model import HopperTile
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry, load_registry
+from cakegen.rules import HopperTile
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "h200"
 JSON_NAME, SAMPLES_NAME = "values.json", "values.npz"

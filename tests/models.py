@@ -8,16 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cakegen.model import (
-    DecodeRules,
-    Family,
-    HopperPrefillRules,
-    HopperTile,
-    Model,
-    ModelDims,
-    PrefillRules,
-    Target,
-)
+from cakegen.model import Family, Model, ModelDims, Target
+from cakegen.rules import DecodeRules, HopperPrefillRules, HopperTile, PrefillRules
 
 DECODE = DecodeRules(
     max_tokens=128,

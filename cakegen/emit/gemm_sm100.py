@@ -28,11 +28,12 @@ from cakegen.emit.gemm import (
 )
 from cakegen.emit.program import Constant, ProgramSpec, SharedPart
 from cakegen.errors import EmitError
-from cakegen.model import Model, PrefillRules
+from cakegen.model import Model
 from cakegen.plan.records import GemmForm
 from cakegen.plan.smem import BF16_BYTES, SWIZZLE_PERIOD_BYTES
 from cakegen.plan.workspace import EPILOGUE_GROUPS, PAIR_CTAS, norm_words
 from cakegen.registry import TensorMapEntry
+from cakegen.rules import PrefillRules
 
 FIRST_EPILOGUE_WARP = 2
 """Warp 0 loads, warp 1 multiplies."""

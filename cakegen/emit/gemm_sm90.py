@@ -15,10 +15,11 @@ from cakegen.emit.gemm import (
 )
 from cakegen.emit.program import Constant, ProgramSpec
 from cakegen.errors import EmitError
-from cakegen.model import HopperPrefillRules, Model
+from cakegen.model import Model
 from cakegen.plan.records import GemmForm
 from cakegen.plan.smem import BF16_BYTES, STAGING_PAD_BYTES, SWIZZLE_PERIOD_BYTES
 from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
+from cakegen.rules import HopperPrefillRules
 
 WARPGROUP_WARPS = 4
 MMA_WARPS = MMA_WARPGROUPS * WARPGROUP_WARPS

@@ -19,10 +19,11 @@ from cakegen.emulator.launch import DEFAULT_OPTIONS, Options, emulate_calls, emu
 from cakegen.emulator.stream import LaunchReport
 from cakegen.emulator.translate import Program
 from cakegen.errors import EmulationError, PlanError
-from cakegen.model import DeviceFacts, HopperTile, Model, Target
+from cakegen.model import DeviceFacts, Model, Target
 from cakegen.plan import plan_route
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
+from cakegen.rules import HopperTile
 from cakegen.runtime.reference import reference_front, reference_tail
 from cakegen.runtime.validate import Request, validate_front, validate_tail
 

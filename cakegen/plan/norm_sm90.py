@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cakegen.model import HopperPrefillRules, HopperTile
 from cakegen.plan.gemm import m_tiles_of
 from cakegen.plan.records import Rule
 from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
+from cakegen.rules import HopperPrefillRules, HopperTile
 
 MOST_ROW_COUNTERS = 1024
 """Control words that a fused norm may take: a counter a pair row, and one of CTAs."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from cakegen.arch import INT32_MAX, architecture
 from cakegen.errors import PlanError
-from cakegen.model import DeviceFacts, HopperPrefillRules, HopperTile, Model
+from cakegen.model import DeviceFacts, Model
 from cakegen.plan.gemm import Launches, gemm_parameters, m_tiles_of, parameter_rules, refuse_no_pair
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.norm_sm90 import (
@@ -31,6 +31,7 @@ from cakegen.plan.records import GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.plan.stream_k import Cut, hopper_costs, plan_waves
+from cakegen.rules import HopperPrefillRules, HopperTile
 
 
 def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Launches:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cakegen.model import DecodeRules, Model
+from cakegen.model import Model
 from cakegen.plan.records import DecodeForm
+from cakegen.rules import DecodeRules
 
 BF16_BYTES = 2
 FP32_BYTES = 4

@@ -11,7 +11,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from cakegen.model import HopperPrefillRules, HopperTile, PrefillRules
+from cakegen.rules import HopperPrefillRules, HopperTile, PrefillRules
 
 
 @dataclass(frozen=True)

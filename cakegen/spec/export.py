@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from cakegen.arch import ARCHITECTURES
 from cakegen.errors import SpecError
-from cakegen.model import DecodeRules, Family, HopperPrefillRules, HopperTile, Model, ModelDims, PrefillRules, Target
+from cakegen.model import Family, Model, ModelDims, Target
+from cakegen.rules import DecodeRules, HopperPrefillRules, HopperTile, PrefillRules
 from cakegen.spec.legality import check_model
 from cakegen.spec.sections import (
     DecodeSection,

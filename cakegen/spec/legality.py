@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from cakegen.arch import ARCHITECTURES, INT32_MAX, architecture
 from cakegen.errors import PlanError, SpecError
-from cakegen.model import DeviceFacts, HopperPrefillRules, Model, Target
+from cakegen.model import DeviceFacts, Model, Target
 from cakegen.plan import plan_route
 from cakegen.plan.smem import BF16_BYTES
+from cakegen.rules import HopperPrefillRules
 
 # CUDA driver API, cuTensorMapEncodeTiled: global strides are multiples of 16 bytes.
 TMA_ALIGN_BYTES = 16

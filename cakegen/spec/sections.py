@@ -1,6 +1,7 @@
 """Leaf module: the sections of an export file as strict pydantic models. Bounds here; what fits together in `legality`.
 
-Every field has the name of the field that it becomes in `cakegen.model`, where its meaning is documented.
+Every field has the name of the field that it becomes in `cakegen.model` or `cakegen.rules`, where its meaning is
+documented.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cakegen.model import MAX_ITER_PERCENT
+from cakegen.rules import MAX_ITER_PERCENT
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,47}$")]
 ArchName = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[a-z]?$")]
@@ -74,7 +75,7 @@ class KernelSection(Section):
 
 
 class DecodeSection(Section):
-    """`[decode]`: fields of `cakegen.model.DecodeRules`."""
+    """`[decode]`: fields of `cakegen.rules.DecodeRules`."""
 
     max_tokens: Annotated[int, Field(ge=1, le=128, description="the widest token tile has 128 rows")]
     n_pads: Annotated[tuple[TokenTile, ...], Field(min_length=1)]
@@ -124,7 +125,7 @@ class DecodeSm90Section(Section):
 
 
 class PrefillSection(Section):
-    """`[prefill]`: fields of `cakegen.model.PrefillRules`."""
+    """`[prefill]`: fields of `cakegen.rules.PrefillRules`."""
 
     block_m: Annotated[int, Field(ge=128, le=128, description="a CTA's lanes of tensor memory: a pair has M = 256")]
     block_n: GemmTile
@@ -154,7 +155,7 @@ class PrefillSection(Section):
 
 
 class HopperTileSection(Section):
-    """`[[prefill_sm90.tiles]]`: fields of `cakegen.model.HopperTile`."""
+    """`[[prefill_sm90.tiles]]`: fields of `cakegen.rules.HopperTile`."""
 
     block_n: Annotated[
         int,
@@ -170,7 +171,7 @@ class HopperTileSection(Section):
 
 
 class PrefillSm90Section(Section):
-    """`[prefill_sm90]`: fields of `cakegen.model.HopperPrefillRules`."""
+    """`[prefill_sm90]`: fields of `cakegen.rules.HopperPrefillRules`."""
 
     block_m: Annotated[int, Field(ge=128, le=128, description="two warpgroups of 64 tokens, wgmma's M")]
     block_k: ChunkWidth

@@ -14,9 +14,10 @@ from models import tiny_model
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.cases import Case, emulate_case
-from cakegen.model import HopperTile, Model
+from cakegen.model import Model
 from cakegen.plan import GemmForm, Plan
 from cakegen.registry import Registry
+from cakegen.rules import HopperTile
 
 pytestmark = pytest.mark.emulator
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from device_values import Named, Values
 
-    from cakegen.model import HopperTile
+    from cakegen.rules import HopperTile
 
 
 def main(arguments: list[str]) -> int:

@@ -31,8 +31,9 @@ from models import one_tile_models, tiny_ragged_model
 from random_models import random_model
 
 from cakegen.errors import LaunchError
-from cakegen.model import DeviceFacts, HopperTile, Model
+from cakegen.model import DeviceFacts, Model
 from cakegen.registry import Registry
+from cakegen.rules import HopperTile
 from cakegen.runtime import LatentMoe
 
 CHAOS = ("-DCAKEGEN_CHAOS",)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cakegen.model import HopperPrefillRules, HopperTile, Model
+from cakegen.model import Model
 from cakegen.plan.stream_k import (
     Split,
     hopper_costs,
@@ -16,6 +16,7 @@ from cakegen.plan.stream_k import (
     plan_stream_k,
     plan_waves,
 )
+from cakegen.rules import HopperPrefillRules, HopperTile
 
 RESIDENT = 74
 WHOLE = (48, 66, 132, 192, 264, 768, 1056, 1536, 2112, 4224)

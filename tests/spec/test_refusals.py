@@ -10,7 +10,8 @@ from models import tiny_model
 from random_models import model_toml, random_model
 
 from cakegen.errors import SpecError
-from cakegen.model import DecodeRules, Family, HopperPrefillRules, HopperTile, Model, ModelDims, PrefillRules, Target
+from cakegen.model import Family, Model, ModelDims, Target
+from cakegen.rules import DecodeRules, HopperPrefillRules, HopperTile, PrefillRules
 from cakegen.spec import parse_export
 from cakegen.spec.sections import (
     DecodeSection,
