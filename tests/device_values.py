@@ -39,8 +39,8 @@ FULL_CASES = (
     Case("tail", 8, 8, partials=3, rank=7),
     Case("front", 1, 16),
     Case("tail", 1, 4, partials=2),
-    Case("front", 16, 129),
-    Case("tail", 16, 129, partials=2, rank=15),
+    Case("front", 16, 200),
+    Case("tail", 16, 200, partials=2, rank=15),
 )
 """Of the full size: decode of both stages at TP 8 and TP 1, and the smallest prefill."""
 

@@ -105,12 +105,13 @@ def _cases_by_part(registry: Registry, key: str, arch: str) -> Iterator[Case]:
 
 
 def _edges(model: Model, key: str, found: Case) -> Iterator[Case]:
-    is_prefill = found.tokens > model.decode.max_tokens
+    decode = model.for_family(architecture(found.arch).family).decode.max_tokens
+    is_prefill = found.tokens > decode
     if is_prefill and architecture(found.arch).family == "sm100":
         yield from _row_tile_edges(model, key, found)
     else:
         # of Hopper's prefill, which has its sizes run on a device, only near the request that was found
-        yield from _count_edges(model, key, found, model.decode.max_tokens + 1 if is_prefill else 1)
+        yield from _count_edges(model, key, found, decode + 1 if is_prefill else 1)
 
 
 def _count_edges(model: Model, key: str, largest: Case, first: int) -> Iterator[Case]:

@@ -19,7 +19,7 @@ from cakegen.runtime.reference import reference_front, reference_tail
 from cakegen.runtime.runner import Runner, plan_partials
 
 BF16 = torch.bfloat16
-TOKENS = 128
+TOKENS = 192
 ALL_ROWS = slice(None)
 BF16_TOLERANCE = 1e-2
 FP32_TOLERANCE = 1e-3

@@ -43,14 +43,19 @@ DECODE = DecodeRules(
 )
 
 # What Hopper does differently.
-SM90_DECODE_CHANGES: dict[str, int] = {
+SM90_DECODE_CHANGES: dict[str, Any] = {
+    "max_tokens": 192,
+    "n_pads": (8, 16, 32, 64, 128, 160, 192),
     "depth2_min_stages_pair": 4,
-    "alias_min_chunks": 4096,
+    "alias_n_pad": 192,
+    "alias_min_chunks": 57,
     "resident_tokens_staged": 4,
     "split_finalize_n_pad": 32,
     "narrow_block_m": 96,
     "narrow_n_pad": 64,
 }
+# The small model's K is shorter.
+TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {"alias_min_chunks": 7}
 
 PREFILL = PrefillRules(
     block_m=128,
@@ -183,7 +188,7 @@ def tiny_model() -> Model:
         dims=dataclasses.replace(kimi.dims, hidden=512, latent=512, experts=384, shared_intermediate=1024),
         targets=TINY_TARGETS,
         decode=dataclasses.replace(kimi.decode, **TINY_DECODE_CHANGES),
-        decode_sm90=dataclasses.replace(kimi.decode, **TINY_DECODE_CHANGES | SM90_DECODE_CHANGES),
+        decode_sm90=dataclasses.replace(kimi.decode, **TINY_DECODE_CHANGES | TINY_SM90_DECODE_CHANGES),
         prefill=dataclasses.replace(kimi.prefill, **TINY_PREFILL_CHANGES),
         prefill_sm90=dataclasses.replace(kimi.prefill_sm90, **TINY_PREFILL_SM90_CHANGES),
     )

@@ -76,6 +76,7 @@ def _draw(chance: random.Random, seed: int) -> Model:
         overlap_ahead_n_pad=chance.choice((0, 8, 128)),
         stagger_units=chance.randint(1, 3),
     )
+    wider = chance.choice(((), (192,), (160, 192)))
     sm_counts = tuple(sorted(chance.sample((2, 5, 9, 16, 24, 40, 78, 132), 2)))
     return dataclasses.replace(
         tiny,
@@ -87,6 +88,9 @@ def _draw(chance: random.Random, seed: int) -> Model:
         decode=rules,
         decode_sm90=dataclasses.replace(
             rules,
+            max_tokens=192 if wider else rules.max_tokens,
+            n_pads=(*rules.n_pads, *wider),
+            alias_n_pad=chance.choice((128, 192)),
             depth2_min_stages_pair=chance.randint(1, 8),
             alias_min_chunks=chance.choice((2, 8, 4096)),
             resident_tokens_staged=chance.randint(0, 32),
@@ -103,7 +107,7 @@ def _can_be_planned(model: Model) -> bool:
             for tp in target.tp_degrees:
                 for sm_count in target.sm_counts:
                     device = DeviceFacts.nominal(target.arch, sm_count)
-                    for tokens in range(1, model.decode.max_tokens + 1):
+                    for tokens in range(1, model.decode_sm90.max_tokens + 1):
                         plan_route(model, stage="front", tp=tp, tokens=tokens, partials=1, device=device)
                         for partials in {1, model.max_partials}:
                             plan_route(model, stage="tail", tp=tp, tokens=tokens, partials=partials, device=device)

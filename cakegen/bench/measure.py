@@ -101,7 +101,7 @@ class Bench:
 
     @property
     def decode_max_tokens(self) -> int:
-        """The model's decode limit."""
+        """Rows of up to so many tokens are decode rows, whatever the architecture, so that tables compare."""
         return self.moe.model.decode.max_tokens
 
 

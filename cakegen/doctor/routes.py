@@ -71,7 +71,7 @@ def examine_routes(registry: Registry, found: DeviceAttributes, arch: Architectu
     target = registry.model.target(arch.name)
     degrees = target.tp_degrees if target is not None else ()
     for stage in STAGES:
-        for phase, counts in _token_counts(registry.model).items():
+        for phase, counts in _token_counts(registry.model.for_family(arch.family)).items():
             refusals = {tp: why_refused(registry, device, stage, tp, counts) for tp in degrees}
             yield _route(found.ordinal, stage, phase, arch.name, refusals)
 

@@ -113,11 +113,12 @@ def _one_tile_models(model: Model) -> Iterator[Model]:
 
 def _plans(model: Model, tp: int, ranges: Mapping[str, tuple[range, ...]], device: DeviceFacts) -> Iterator[Plan]:
     """The ends of each range; where they have other keys, those of its halves."""
+    rules = model.for_family(architecture(device.arch).family).decode
     for stage, ranges_of_stage in ranges.items():
         for partials in (1,) if stage == "front" else _partial_counts(model.max_partials):
             plan = functools.partial(plan_route, model, stage=stage, tp=tp, partials=partials, device=device)
             for tokens in ranges_of_stage:
-                if partials > 2 and tokens[0] > model.decode.max_tokens:
+                if partials > 2 and tokens[0] > rules.max_tokens:
                     continue  # prefill's launches are those of two
                 yield from _ends(plan, tokens)
 
@@ -137,7 +138,7 @@ def token_ranges(model: Model, arch_family: str, last: int) -> Iterator[range]:
     Each decode count is one. Inside a pair row of prefill a plan depends on T only through the rows of the norm:
     whether it is fused, and whether it triggers early. Each of the two changes at most once as T grows.
     """
-    starts = set(range(1, model.decode.max_tokens + 2)) | {last + 1}
+    starts = set(range(1, model.for_family(arch_family).decode.max_tokens + 2)) | {last + 1}
     if arch_family == "sm90":
         starts |= set(range(1, last, 2 * model.prefill_sm90.block_m))
     else:
@@ -157,4 +158,5 @@ def _last_token(model: Model, arch_family: str, stage: str) -> int:
     """Largest token count at which a stage has templates on these architectures (0: none has)."""
     if model.template_for(f"{stage}_gemm", arch_family):
         return model.max_tokens
-    return model.decode.max_tokens if model.template_for("decode", arch_family) else 0
+    decode = model.for_family(arch_family).decode
+    return decode.max_tokens if model.template_for("decode", arch_family) else 0

@@ -34,7 +34,7 @@ _OUTPUTS = {"front": ("logits", "latent", "shared_act"), "tail": ("y_workspace",
 # Columns between the rows of pitched operands: NaN in inputs, and no program may write them in outputs.
 _GAP_COLS = 64
 _CHUNK = 1 << 20
-_PREFILL_TOKENS = (129, 256, 257, 300, 512, 513, 1024, 2048, 4096)
+_PREFILL_TOKENS = (129, 193, 256, 257, 300, 512, 513, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True)

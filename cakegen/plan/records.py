@@ -12,7 +12,7 @@ from cakegen.model import DeviceFacts
 
 @dataclass(frozen=True)
 class DecodeForm:
-    """Every decision of one weight-streaming decode program (T <= 128).
+    """Every decision of one weight-streaming decode program.
 
     A CTA owns `block_m` weight rows (a shared tile: block_m / 2 gate rows and as many up rows), or half of their K in
     a pair. `symbol` spells the whole record.

@@ -239,7 +239,7 @@ class LatentMoe:
         tp
             Tensor-parallel degree.
         tokens
-            Token counts to serve; by default 1 to the decode limit.
+            Token counts to serve; by default 1 to the decode limit of the device's architecture.
         partials
             Numbers of routed partials to serve.
         stages
@@ -260,15 +260,15 @@ class LatentMoe:
             An argument is of the wrong kind, a request has no plan, or a program does not compile or load.
         """
         tp = check_whole("warm_up", "tp", tp)
-        every = range(1, self.model.decode.max_tokens + 1)
-        counts = check_wholes("warm_up", "tokens", every if tokens is None else tokens)
+        chosen = None if tokens is None else check_wholes("warm_up", "tokens", tokens)
         numbers = {"front": (1,), "tail": check_wholes("warm_up", "partials", partials)}
         opened = self._open(_ordinal(torch.device(device)))
+        every = range(1, self.model.for_family(opened.arch.family).decode.max_tokens + 1)
         requests = [
             (stage, tp, count, number)
             for stage in ((stages,) if isinstance(stages, str) else stages)
             for number in numbers.get(stage, (1,))
-            for count in counts
+            for count in (every if chosen is None else chosen)
             if count
         ]
         plans = [self._plan(opened, *request) for request in requests]

@@ -76,18 +76,18 @@ def _check_kernels(model: Model) -> None:
 
 
 def _check_tokens(model: Model) -> None:
-    rules = model.decode
-    _check_rising("decode.n_pads", rules.n_pads)
-    if rules.n_pads[-1] < rules.max_tokens:
-        raise SpecError(
-            f"decode.n_pads: the widest tile holds {rules.n_pads[-1]} tokens, decode.max_tokens is {rules.max_tokens}; "
-            "add a wider tile or lower max_tokens"
-        )
-    if model.max_tokens < rules.max_tokens:
-        raise SpecError(
-            f"requests.max_tokens = {model.max_tokens} is below decode.max_tokens = {rules.max_tokens}; "
-            "raise the first or lower the second"
-        )
+    for name, rules in (("decode", model.decode), ("decode_sm90", model.decode_sm90)):
+        _check_rising(f"{name}.n_pads", rules.n_pads)
+        if rules.n_pads[-1] < rules.max_tokens:
+            raise SpecError(
+                f"{name}.n_pads: the widest tile holds {rules.n_pads[-1]} tokens, {name}.max_tokens is "
+                f"{rules.max_tokens}; add a wider tile or lower max_tokens"
+            )
+        if model.max_tokens < rules.max_tokens:
+            raise SpecError(
+                f"requests.max_tokens = {model.max_tokens} is below {name}.max_tokens = {rules.max_tokens}; "
+                "raise the first or lower the second"
+            )
     dims = model.dims
     least_tp = min(tp for target in model.targets for tp in target.tp_degrees)
     # the row operands of both stages: x and out; latent, routed and y; logits; shared_act

@@ -16,6 +16,10 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,47}$")]
 ArchName = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[a-z]?$")]
 TemplatePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(/[A-Za-z0-9_.]+)+$")]
 TokenTile = Annotated[Literal[8, 16, 32, 64, 128], Field(description="the token tiles that kernels are written for")]
+HopperTokenTile = Annotated[
+    Literal[8, 16, 32, 64, 128, 160, 192],
+    Field(description="the token tiles that kernels are written for; 192 take 192 of a thread's 255 registers"),
+]
 Degree = Annotated[int, Field(ge=1, le=64)]
 SmCount = Annotated[int, Field(ge=1, le=1024)]
 Count = Annotated[int, Field(ge=0, le=2**20)]
@@ -114,7 +118,10 @@ class DecodeSection(Section):
 class DecodeSm90Section(Section):
     """`[decode_sm90]`: what Hopper does differently from `[decode]`."""
 
+    max_tokens: Annotated[int, Field(ge=1, le=192, description="the widest token tile has 192 rows")]
+    n_pads: Annotated[tuple[HopperTokenTile, ...], Field(min_length=1)]
     depth2_min_stages_pair: Stages
+    alias_n_pad: HopperTokenTile
     alias_min_chunks: Count
     resident_tokens_staged: Count
     split_finalize_n_pad: Annotated[

@@ -53,7 +53,7 @@ def test_device_too_small_for_a_route_is_told_why(fake: FakeDriver) -> None:
     assert found["cuda:0 front decode"].state == OK
     refused = found["cuda:0 front prefill"]
     assert refused.state == ABSENT
-    assert "T = 129: a prefill GEMM runs in pairs" in refused.text
+    assert "T = 193: a prefill GEMM runs in pairs" in refused.text
     assert refused.facts["tp"] == []
     assert "1" in refused.facts["refused"]  # type: ignore[operator]
 

@@ -44,4 +44,4 @@ def test_preamble_has_the_mma_of_each_width_and_no_other() -> None:
         specs = [entry.program for entry in reached_keys(each)]
         text = render_preambles(environment, each.name, specs)[f"cake_{each.name}_device_sm90.cuh"]
         widths = [int(width) for width in re.findall(r"void wgmma_m64_k16<(\d+)>", text)]
-        assert widths == sorted({*each.decode.n_pads, *(tile.block_n for tile in each.prefill_sm90.tiles)})
+        assert widths == sorted({*each.decode_sm90.n_pads, *(tile.block_n for tile in each.prefill_sm90.tiles)})

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from copied_boxes import Box
-from models import tiny_model
 from token_rows import outputs_of
 
 from cakegen.emulator import Fault, Options
@@ -20,7 +19,6 @@ from cakegen.registry import Registry
 pytestmark = pytest.mark.emulator
 
 TAIL_MAPS = {"shared_act", "y_workspace"}
-MAX_TOKENS = tiny_model().decode_sm90.max_tokens
 # (request, what its form must be, the maps of which it loads boxes)
 CASES = {
     "narrow front": (Case("front", 8, 3), {"cluster_ctas": 2, "block_m": 96, "chunks_per_stage": 2}, {"x"}),
@@ -28,10 +26,21 @@ CASES = {
     "front, one chunk a stage": (Case("front", 1, 65, sm_count=6), {"chunks_per_stage": 1, "n_pad": 128}, {"x"}),
     "tail, y resident": (Case("tail", 1, 5, sm_count=48), {"cluster_ctas": 2, "resident_b": True}, {"shared_act"}),
     "tail, y loaded": (Case("tail", 1, 100, sm_count=6), {"fused_norm": True, "resident_b": False}, TAIL_MAPS),
+    "widest front": (Case("front", 8, 161), {"cluster_ctas": 2, "split_finalize": True, "n_pad": 192}, {"x"}),
+    "wide front, one CTA a tile": (Case("front", 1, 155, sm_count=6), {"cluster_ctas": 1, "n_pad": 160}, {"x"}),
+    "widest tail, sums in the ring": (Case("tail", 1, 190, sm_count=132), {"landing_alias": True}, TAIL_MAPS),
     "tail, ragged slice": (Case("tail", 16, 17, 3, sm_count=6, rank=15), {"k1_ragged_cols": 32}, TAIL_MAPS),
 }
 WIDE_FRONT = Case("front", 8, 96)
 WIDE_TAIL = Case("tail", 1, 100, sm_count=6)
+# with the width of each one's MMA
+WIDE = {
+    "front": (WIDE_FRONT, 128),
+    "tail": (WIDE_TAIL, 128),
+    "wider front": (Case("front", 8, 135), 160),
+    "widest front": (Case("front", 4, 165, sm_count=6), 192),
+    "widest tail": (Case("tail", 1, 170, sm_count=132), 192),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -45,22 +54,25 @@ def test_boxes_hold_the_tokens_that_there_are(registry: Registry, token_boxes: l
     }
 
 
-@pytest.mark.parametrize("case", [WIDE_FRONT, WIDE_TAIL], ids=["front", "tail"])
-def test_full_token_tile_is_loaded_whole(registry: Registry, token_boxes: list[Box], case: Case) -> None:
-    case = dataclasses.replace(case, tokens=MAX_TOKENS)
+@pytest.mark.parametrize("name", WIDE)
+def test_full_token_tile_is_loaded_whole(registry: Registry, token_boxes: list[Box], name: str) -> None:
+    case, tokens = WIDE[name]
+    case = dataclasses.replace(case, tokens=tokens)
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
-    assert {(box.first, box.end) for box in token_boxes} == {(0, MAX_TOKENS)}
+    assert {(box.first, box.end) for box in token_boxes} == {(0, tokens)}
 
 
-@pytest.mark.parametrize("case", [WIDE_FRONT, WIDE_TAIL], ids=["front", "tail"])
-def test_row_has_the_same_bits_however_high_its_box_is(registry: Registry, case: Case) -> None:
-    whole = dataclasses.replace(case, tokens=MAX_TOKENS)
+@pytest.mark.parametrize("name", WIDE)
+def test_row_has_the_same_bits_however_high_its_box_is(registry: Registry, name: str) -> None:
+    case, tokens = WIDE[name]
+    whole = dataclasses.replace(case, tokens=tokens)
     form = case.plan(registry.model).launches[-1].form
     assert isinstance(form, DecodeForm)
+    assert form.n_pad == tokens
     assert whole.plan(registry.model).launches[-1].form == form
-    some, all_rows = outputs_of(registry, whole, case.tokens), outputs_of(registry, whole, MAX_TOKENS)
-    for name, rows in some.items():
-        assert torch.equal(rows, all_rows[name][: case.tokens]), name
+    some, all_rows = outputs_of(registry, whole, case.tokens), outputs_of(registry, whole, tokens)
+    for output, rows in some.items():
+        assert torch.equal(rows, all_rows[output][: case.tokens]), output
 
 
 @pytest.mark.parametrize("case", [Case("front", 8, 5), Case("tail", 1, 5, sm_count=48)], ids=["front", "tail"])

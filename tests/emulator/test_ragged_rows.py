@@ -38,7 +38,7 @@ TAIL = Case("tail", 8, 300, 2, 6, 3, tile=TILES[256])
 def test_ragged_row_tile_loads_boxes_that_lie_inside_of_the_tokens(
     registry: Registry, token_boxes: list[Box], name: str
 ) -> None:
-    case = CASES[name]
+    registry, case = early_prefill(registry), CASES[name]
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
     assert {box.name for box in token_boxes} == ({"x"} if case.stage == "front" else {"shared_act", "y_workspace"})
     assert {box.first for box in token_boxes} == {*range(0, case.tokens - BLOCK_M, BLOCK_M), case.tokens - BLOCK_M}

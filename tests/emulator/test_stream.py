@@ -170,7 +170,7 @@ def test_launch_that_hangs_is_reported_with_the_one_that_waits_for_it(array: Mak
 
 
 def test_one_seed_is_one_schedule(registry: Registry) -> None:
-    case = Case("tail", 8, 129)
+    case = Case("tail", 8, 200)
     reports = [emulate_case(registry, case, Options("random", seed, "wide")) for seed in (1, 1, 2)]
     hashes = [tuple(launch.schedule_hash for launch in report.launches) for report in reports]
     assert hashes[0] == hashes[1] != hashes[2]
@@ -193,7 +193,7 @@ def without_wait(old: str, new: str) -> Callable[[Registry, str, str], Program]:
 def test_tail_gemm_that_does_not_wait_for_its_norm_is_reported(registry: Registry) -> None:
     load = without_wait("griddepcontrol_wait();\n                norm_done", "norm_done")
     with pytest.raises(Fault) as caught:
-        emulate_case(registry, Case("tail", 8, 129, partials=2), Options("late", 0, "wide"), load=load)
+        emulate_case(registry, Case("tail", 8, 200, partials=2), Options("late", 0, "wide"), load=load)
     assert caught.value.kind in ("programmatic", "unwritten-read")
     assert "y_workspace" in caught.value.message
     assert "griddepcontrol.wait" in caught.value.message
@@ -202,7 +202,7 @@ def test_tail_gemm_that_does_not_wait_for_its_norm_is_reported(registry: Registr
 
 @pytest.mark.parametrize("schedule", [("late", 0), ("random", 1), ("random", 3)], ids=str)
 @pytest.mark.parametrize(
-    ("tokens", "partials"), [(8, 1), (129, 1), (129, 2)], ids=["decode", "fused prefill", "prefill"]
+    ("tokens", "partials"), [(8, 1), (200, 1), (200, 2)], ids=["decode", "fused prefill", "prefill"]
 )
 def test_layers_that_overlap_are_clean(
     registry: Registry, tokens: int, partials: int, schedule: tuple[str, int]

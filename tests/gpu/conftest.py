@@ -114,7 +114,7 @@ def _weights_of(moe: LatentMoe, device: torch.device, tokens: int) -> Weights:
 @pytest.fixture
 def weights(moe: LatentMoe, device: torch.device) -> Weights:
     """Weights of the model with inputs of a decode call, made once."""
-    return _weights_of(moe, device, moe.model.decode.max_tokens)
+    return _weights_of(moe, device, moe.model.decode_sm90.max_tokens)
 
 
 @pytest.fixture(scope="session")

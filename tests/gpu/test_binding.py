@@ -92,9 +92,9 @@ def test_bindings_give_the_runtimes_bits(
     cut = {stage: cut_tokens(moe, stage, tp) for stage, tp in (("front", 4), ("tail", 1))}
     weights = make_weights(moe.model, device, 4, tokens=max(300, *cut.values()))
     calls: list[tuple[Case, int]] = [
-        *((FrontCase(moe, weights, 8), tokens) for tokens in (5, 128, 300)),
+        *((FrontCase(moe, weights, 8), tokens) for tokens in (5, 128, 190, 300)),
         (FrontCase(moe, weights, 4), cut["front"]),
-        *((TailCase(moe, weights, 8, 3, 2), tokens) for tokens in (5, 128, 300)),
+        *((TailCase(moe, weights, 8, 3, 2), tokens) for tokens in (5, 128, 190, 300)),
         (TailCase(moe, weights, 1, 0, 1), cut["tail"]),
         *((TailCase(moe, weights, 16, 15, 1), tokens) for tokens in (20, 300)),
     ]

@@ -53,6 +53,6 @@ def test_sum_over_ranks_is_tp_1(moe: LatentMoe, weights: Weights, tp: int, recor
     checks = Checks()
     front = [FrontCase(moe, weights, 1), *(FrontCase(moe, weights, tp, rank) for rank in range(tp))]
     tail = [TailCase(moe, weights, 1, 0, 2), *(TailCase(moe, weights, tp, rank, 2) for rank in range(tp))]
-    for tokens in (1, 7, 16, 33, TOKENS):
+    for tokens in (1, 7, 16, 33, 128, TOKENS):
         check_sum_over_ranks(checks, front, tail, tokens, f"tp {tp}")
     record_property("cases", checks.settle())

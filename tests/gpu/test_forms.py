@@ -113,8 +113,10 @@ def test_random_model_matches(seed: int, device: torch.device, tmp_path: Path, r
     for sm_count in target.sm_counts:
         moe = LatentMoe(registry, device_facts=DeviceFacts.nominal("sm_90a", sm_count))
         for tp in target.tp_degrees:
-            moe.warm_up(device, tp, tokens=(1, 5, 9, 17, 40, TOKENS), partials=sorted({1, min(2, model.max_partials)}))
-            for tokens in (1, 5, 9, 17, 40, TOKENS):
+            moe.warm_up(
+                device, tp, tokens=(1, 5, 9, 17, 40, 100, TOKENS), partials=sorted({1, min(2, model.max_partials)})
+            )
+            for tokens in (1, 5, 9, 17, 40, 100, TOKENS):
                 check_random(checks, moe, weights, tp, tokens, f"seed {seed} {sm_count} SMs tp {tp} T {tokens}")
     record_property("cases", checks.settle())
 

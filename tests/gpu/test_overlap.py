@@ -22,7 +22,7 @@ def test_packed_weights_give_the_same_bits(moe: LatentMoe, weights: Weights, tp:
     front, tail = FrontCase(moe, weights, tp), TailCase(moe, weights, tp, tp - 1, 1)
     packed_front = [pack_weight(weight) for weight in front.weights]
     up, shared_down = pack_weight(tail.up), pack_weight(tail.shared_down)
-    for tokens in (1, 4, 9, 33, 64, 128):
+    for tokens in (1, 4, 9, 33, 64, 128, 192):
         plain = [value.clone() for value in (*front.prepare(tokens)(), *tail.prepare(tokens)())]
         front.poison()
         tail.poison()
@@ -88,7 +88,7 @@ def test_overlapped_chain_has_the_bits_of_launches_apart(
 ) -> None:
     checks = Checks()
     case = FrontCase(moe, weights, tp), TailCase(moe, weights, tp, 0, 1)
-    for tokens in (1, 4, 8, 16, 64, 128):
+    for tokens in (1, 4, 8, 16, 64, 128, 160):
         apart, overlapped = Chain(moe, case, tokens), Chain(moe, case, tokens, overlap=True)
         first = overlapped.runners[0]
         assert isinstance(first, ProgramRunner)

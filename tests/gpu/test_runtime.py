@@ -48,7 +48,7 @@ def test_device_facts_are_the_drivers(warm: dict[str, LatentMoe], record_propert
 
 def test_published_export_serves_every_decode_request(warm: dict[str, LatentMoe]) -> None:
     for tp in (1, 2, 4, 8, 16):
-        for tokens in range(1, 129):
+        for tokens in range(1, 193):
             assert generated_program_available("cuda", "front", tp, tokens)
             assert all(generated_program_available("cuda", "tail", tp, tokens, partials) for partials in (1, 2, 3))
     assert not generated_program_available("cuda", "front", 3, 1)

@@ -10,6 +10,7 @@ from cakegen.model import DeviceFacts, Model
 from cakegen.plan import form_of, plan_route
 
 DECODE_TOKENS = tuple(range(1, 129))
+HOPPER_TOKENS = tuple(range(1, 193))
 PREFILL_TOKENS = (*range(129, 1200, 9), 512, *range(1200, 16384, 128))
 
 
@@ -49,12 +50,12 @@ def has(form: Hashable, *marks: Hashable) -> bool:
 def test_tiny_reaches_every_hopper_decode_form() -> None:
     kimi, tiny = kimi_k3_model(), tiny_model()
     # 40 SMs: a part of the device, where the large model's norm is a launch of its own
-    large = forms(kimi, "sm_90a", (40, *sm_counts(kimi, "sm_90a"), 144, 148, 152, 160), DECODE_TOKENS)
-    small = forms(tiny, "sm_90a", sm_counts(tiny, "sm_90a"), DECODE_TOKENS)
+    large = forms(kimi, "sm_90a", (40, *sm_counts(kimi, "sm_90a"), 144, 148, 152, 160), HOPPER_TOKENS)
+    small = forms(tiny, "sm_90a", sm_counts(tiny, "sm_90a"), HOPPER_TOKENS)
     # its 512 columns end inside a chunk at TP 16 only, where one chunk is left and no pair can split it
     ragged_pairs = {form for form in large if has(form, "ragged", ("cluster_ctas", 2))}
     assert small == large - ragged_pairs
-    assert ragged_pairs <= forms(tiny_ragged_model(), "sm_90a", sm_counts(tiny, "sm_90a"), DECODE_TOKENS)
+    assert ragged_pairs <= forms(tiny_ragged_model(), "sm_90a", sm_counts(tiny, "sm_90a"), HOPPER_TOKENS)
     assert ragged_pairs
 
 

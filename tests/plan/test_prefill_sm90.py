@@ -16,7 +16,7 @@ from cakegen.plan import GemmForm, Launch, NormForm, plan_route
 TPS = (1, 2, 4, 8, 16)
 SM_COUNTS = (32, 78, 114, 132)
 EDGES = {edge + step for edge in range(128, 16385, 128) for step in (-1, 0, 1)}
-TOKENS = tuple(sorted(t for t in EDGES | set(range(129, 16385, 97)) if 129 <= t <= 16384))
+TOKENS = tuple(sorted(t for t in EDGES | set(range(193, 16385, 97)) if 193 <= t <= 16384))
 K_ITERATIONS = {"front": dict.fromkeys(TPS, 112), "tail": {1: 152, 2: 76, 4: 38, 8: 19, 16: 10}}
 N_TILES = {
     256: {"front": {1: 66, 2: 42, 4: 30, 8: 24, 16: 21}, "tail": dict.fromkeys(TPS, 28)},
@@ -297,7 +297,7 @@ def test_ragged_tiles_are_planned(kimi: Model, h200: DeviceFacts) -> None:
 def test_norm_is_released_early_whatever_the_grids(kimi: Model) -> None:
     for sm_count in SM_COUNTS:
         device = DeviceFacts.nominal("sm_90a", sm_count)
-        for tokens in (129, 1000, 16384):
+        for tokens in (200, 1000, 16384):
             plan = plan_route(kimi, stage="tail", tp=8, tokens=tokens, partials=2, device=device)
             norm = plan.launches[0]
             assert norm.form == NormForm(rows_per_cta=4, early_trigger=True)
@@ -339,7 +339,7 @@ def test_fewer_resident_pairs_shrink_the_grid(kimi: Model, h200: DeviceFacts) ->
 def test_a_device_without_pairs_is_refused(kimi: Model, h200: DeviceFacts) -> None:
     lone = dataclasses.replace(h200, resident_pairs=0)
     with pytest.raises(PlanError, match=r"0 resident pairs \(132 SMs\); it needs at least 1"):
-        gemm_of(kimi, lone, "tail", 8, 129)
+        gemm_of(kimi, lone, "tail", 8, 200)
 
 
 def test_a_ring_over_shared_memory_is_refused(kimi: Model, h200: DeviceFacts) -> None:
@@ -348,7 +348,7 @@ def test_a_ring_over_shared_memory_is_refused(kimi: Model, h200: DeviceFacts) ->
         arithmetic = rf"{stages} stages \* {stage_bytes} bytes = {stages * stage_bytes} of 232448"
         way_out = rf"Set prefill_sm90\.tiles\.{number}\.num_stages to {most} at most"
         with pytest.raises(PlanError, match=rf"tiles of {block_n} columns does not fit: {arithmetic}\. {way_out}"):
-            gemm_of(deep, h200, "front", 8, 129)
+            gemm_of(deep, h200, "front", 8, 200)
 
 
 @pytest.mark.parametrize(

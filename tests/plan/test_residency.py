@@ -24,7 +24,7 @@ def tail(model: Model, device: DeviceFacts, tp: int, tokens: int, partials: int 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
 def test_every_decode_plan_fits_its_device(kimi: Model, plan_all, sm_count: int) -> None:
     device = DeviceFacts.nominal("sm_90a", sm_count)
-    for plan in plan_all(kimi, device, TPS, range(1, 129)):
+    for plan in plan_all(kimi, device, TPS, range(1, 193)):
         (form,) = decode_forms(plan)
         layout = decode_smem(form, kimi)
         assert form.n_pad >= plan.tokens
@@ -40,7 +40,7 @@ def test_every_decode_plan_fits_its_device(kimi: Model, plan_all, sm_count: int)
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
 def test_ranks_of_a_pair_cover_every_unit_once(kimi: Model, plan_all, sm_count: int) -> None:
     device = DeviceFacts.nominal("sm_90a", sm_count)
-    for plan in plan_all(kimi, device, TPS, range(8, 129, 8)):
+    for plan in plan_all(kimi, device, TPS, range(8, 193, 8)):
         (form,) = decode_forms(plan)
         shares = unit_shares(form)
         covered_k1 = [u for share in shares for u in range(share.k1_begin, share.k1_begin + share.k1_count)]
@@ -53,7 +53,7 @@ def test_ranks_of_a_pair_cover_every_unit_once(kimi: Model, plan_all, sm_count: 
 def test_symbol_spells_the_whole_form(kimi: Model, plan_all) -> None:
     forms: dict[str, DecodeForm] = {}
     for sm_count in SM_COUNTS:
-        for plan in plan_all(kimi, DeviceFacts.nominal("sm_90a", sm_count), TPS, range(1, 129)):
+        for plan in plan_all(kimi, DeviceFacts.nominal("sm_90a", sm_count), TPS, range(1, 193)):
             for form in decode_forms(plan):
                 assert forms.setdefault(form.symbol, form) == form
     assert len(forms) > 100

@@ -73,7 +73,7 @@ def test_aliased_landing_is_the_start_of_the_ring(kimi: Model, b200: DeviceFacts
 @pytest.mark.parametrize("sm_count", [40, 78, 132])
 def test_regions_follow_each_other_without_overlap(kimi: Model, plan_all, sm_count: int) -> None:
     device = DeviceFacts.nominal("sm_90a", sm_count)
-    for plan in plan_all(kimi, device, TPS, range(1, 129)):
+    for plan in plan_all(kimi, device, TPS, range(1, 193)):
         form = plan.launches[-1].form
         assert isinstance(form, DecodeForm)
         found = decode_smem(form, kimi)

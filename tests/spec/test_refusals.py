@@ -137,7 +137,7 @@ EDITS = {
         "num_stages = 4",
         "num_stages = 5",
         [
-            "front, TP 1, 129 tokens",
+            "front, TP 1, 193 tokens",
             "sm_90a with 3 SMs",
             "tiles of 256 columns does not fit: 5 stages * 49152 bytes = 245760 of 232448",
             "Set prefill_sm90.tiles.0.num_stages to 4 at most",
