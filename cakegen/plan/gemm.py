@@ -1,4 +1,4 @@
-"""What the prefill planners of all architectures share: row tiles, and the parameters of a launch with their rules.
+"""What the prefill planners of all architectures share: pair rows, and the parameters of a launch with their rules.
 
 Imports errors, the model and the plan's records.
 """
@@ -9,6 +9,7 @@ from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan.records import Launch, Rule
 from cakegen.plan.stream_k import Split
+from cakegen.plan.workspace import PAIR_CTAS
 
 Launches = tuple[tuple[Launch, ...], tuple[Rule, ...]]
 
@@ -28,9 +29,9 @@ def refuse_no_pair(model: Model, stage: str, tokens: int, device: DeviceFacts) -
         )
 
 
-def m_tiles_of(block_m: int, tokens: int) -> int:
-    """Row tiles of `block_m` tokens, rounded up to pairs."""
-    return -(-tokens // (2 * block_m)) * 2
+def pair_rows_of(block_m: int, tokens: int) -> int:
+    """Pairs of row tiles of `block_m` tokens; the last may lack its second."""
+    return -(-tokens // (PAIR_CTAS * block_m))
 
 
 def gemm_parameters(m_tiles: int, split: Split) -> tuple[tuple[str, int], ...]:
@@ -38,7 +39,6 @@ def gemm_parameters(m_tiles: int, split: Split) -> tuple[tuple[str, int], ...]:
     return (("m_tiles", m_tiles), *split.parameters)
 
 
-def parameter_rules(block_m: int, tokens: int, split: Split) -> tuple[Rule, ...]:
-    """Why each of `gemm_parameters` has its value."""
-    rows = Rule("m_tiles", m_tiles_of(block_m, tokens), f"ceil({tokens} / {block_m}), rounded up to even")
-    return (rows, *(Rule(name, value, split.reason) for name, value in split.parameters))
+def parameter_rules(m_tiles: int, rows: str, split: Split) -> tuple[Rule, ...]:
+    """Why each of `gemm_parameters` has its value; `rows` says it of `m_tiles`."""
+    return (Rule("m_tiles", m_tiles, rows), *(Rule(name, value, split.reason) for name, value in split.parameters))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cakegen.plan.gemm import m_tiles_of
+from cakegen.plan.gemm import pair_rows_of
 from cakegen.plan.records import Rule
-from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
+from cakegen.plan.workspace import MMA_WARPGROUPS
 from cakegen.rules import HopperPrefillRules, HopperTile
 
 MOST_ROW_COUNTERS = 1024
@@ -49,7 +49,7 @@ def fused_norm_rule(tile: HopperTile, tokens: int, partials: int, rules: HopperP
 
 
 def _row_counters(tokens: int, rules: HopperPrefillRules) -> int:
-    return m_tiles_of(rules.block_m, tokens) // PAIR_CTAS + 1
+    return pair_rows_of(rules.block_m, tokens) + 1
 
 
 def first_rows_rule(down: int, rules: HopperPrefillRules) -> Rule:

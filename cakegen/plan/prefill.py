@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cakegen.arch import architecture
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan.gemm import Launches, gemm_parameters, m_tiles_of, parameter_rules, refuse_no_pair
+from cakegen.plan.gemm import Launches, gemm_parameters, pair_rows_of, parameter_rules, refuse_no_pair
 from cakegen.plan.norm import norm_grid_ctas, norm_launch
 from cakegen.plan.records import GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
@@ -29,6 +29,10 @@ def plan_prefill(model: Model, stage: str, tp: int, tokens: int, device: DeviceF
     return planner(model, tp, tokens, device)
 
 
+def _rows_reason(model: Model, tokens: int) -> str:
+    return f"ceil({tokens} / {model.prefill.block_m}), rounded up to even"
+
+
 def _grid_rule(split: Split) -> Rule:
     return Rule("grid_ctas", 2 * split.num_items, f"{split.num_items} items * 2 CTAs")
 
@@ -42,8 +46,7 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
     # a shared tile is half gate columns and half the matching up columns
     shared_tiles = -(-i_local // (rules.block_n // 2))
     num_k = exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K block")
-    n_tiles, m_tiles = router_tiles + latent_tiles + shared_tiles, m_tiles_of(rules.block_m, tokens)
-    pair_rows = m_tiles // 2
+    n_tiles, pair_rows = router_tiles + latent_tiles + shared_tiles, pair_rows_of(rules.block_m, tokens)
     split = plan_halves(pair_rows * n_tiles, num_k, device.resident_pairs, rules)
     evict = pair_rows <= rules.front_evict_first_pair_rows
     form = GemmForm(
@@ -60,11 +63,11 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
         constants=(("I_LOCAL", i_local), ("N_TILES", n_tiles), ("S_TILES", shared_tiles)),
     )
     key = f"front:i{i_local}{'e1' if evict else ''}{architecture(device.arch).key_suffix}"
-    launch = Launch(key, (2 * split.num_items, 1, 1), gemm_parameters(m_tiles, split), form)
+    launch = Launch(key, (2 * split.num_items, 1, 1), gemm_parameters(2 * pair_rows, split), form)
     tiles = f"{router_tiles} router + {latent_tiles} latent + {shared_tiles} shared tiles"
     why = (
         Rule("n_tiles", n_tiles, f"{tiles} of {rules.block_n} columns"),
-        *parameter_rules(rules.block_m, tokens, split),
+        *parameter_rules(2 * pair_rows, _rows_reason(model, tokens), split),
         _grid_rule(split),
         Rule("evict_first", evict, f"{pair_rows} pair rows (at most {rules.front_evict_first_pair_rows})"),
     )
@@ -103,9 +106,9 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
     up = -(-latent_slice // rules.block_k)
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
     down = exact(i_local, rules.block_k, where, "shared_intermediate / TP", "columns of a K block")
-    m_tiles = m_tiles_of(rules.block_m, tokens)
-    reuse = min(rules.raster_m_tiles, m_tiles) // 2
-    split = plan_stream_k(m_tiles // 2 * n_tiles, up + down, reuse, device.resident_pairs, rules)
+    pair_rows = pair_rows_of(rules.block_m, tokens)
+    reuse = min(rules.raster_m_tiles // 2, pair_rows)
+    split = plan_stream_k(pair_rows * n_tiles, up + down, reuse, device.resident_pairs, rules)
     one_wave = split.num_items <= device.resident_pairs
     fused, fused_rule = _fused_norm(split, one_wave, down, tokens, model, device)
     form = GemmForm(
@@ -122,11 +125,11 @@ def _plan_tail(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launc
         constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
     )
     key = spell_tail_key(form, model) + architecture(device.arch).key_suffix
-    gemm = Launch(key, (2 * split.num_items, 1, 1), gemm_parameters(m_tiles, split), form)
+    gemm = Launch(key, (2 * split.num_items, 1, 1), gemm_parameters(2 * pair_rows, split), form)
     wave = f"{split.num_items} items against {device.resident_pairs} resident pairs"
     why = (
         *(Rule(name, getattr(form, name), instance.reason) for name in ("block_n", "num_stages", "staged_store")),
-        *parameter_rules(rules.block_m, tokens, split),
+        *parameter_rules(2 * pair_rows, _rows_reason(model, tokens), split),
         _grid_rule(split),
         Rule("evict_first", one_wave, f"{wave}: one wave reads each weight once"),
         fused_rule,

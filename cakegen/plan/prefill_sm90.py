@@ -1,10 +1,11 @@
 """Plans the Hopper prefill launches (T above the decode maximum): persistent GEMMs of CTA pairs, and the tail's norm.
 
 A pair computes a tile of 2 * block_m tokens by block_n weight rows; each CTA keeps its own tokens and loads half of
-the weights for both. The grid is what is resident, and cluster c runs items c, c + clusters, …: a static schedule, in
-which no CTA waits for one of another cluster. Tiles need not divide anything: a ragged last row tile loads the last
-block_m rows there are and stores its own, and columns past the end are masked. Only K must come in whole iterations,
-except for the latent slice, whose tensor map fills with zeros.
+the weights for both. The last of an uneven number of row tiles has no second: there a pair's tile is block_m tokens by
+2 * block_n weight rows, each CTA with its own weights. The grid is what is resident, and cluster c runs items c,
+c + clusters, …: a static schedule, in which no CTA waits for one of another cluster. Tiles need not divide anything: a
+ragged last row tile loads the last block_m rows there are and stores its own, and columns past the end are masked. Only
+K must come in whole iterations, except for the latent slice, whose tensor map fills with zeros.
 
 Imports errors, arch, the model and the rest of `plan`; no torch, no pydantic, no I/O.
 """
@@ -17,7 +18,7 @@ from dataclasses import replace
 from cakegen.arch import INT32_MAX, architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan.gemm import Launches, gemm_parameters, m_tiles_of, parameter_rules, refuse_no_pair
+from cakegen.plan.gemm import Launches, gemm_parameters, parameter_rules, refuse_no_pair
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.norm_sm90 import (
     can_fuse_norm,
@@ -52,6 +53,20 @@ def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, partials: 
     if stage == "front":
         return _plan_front(model, tp, tokens, device)
     return _plan_tail(model, tp, tokens, partials, device)
+
+
+def pair_tiles_of(m_tiles: int, n_tiles: int) -> int:
+    """Tiles of a launch, a pair's each: two row tiles by a column of tiles, or the lone last one by two columns."""
+    return m_tiles // 2 * n_tiles + m_tiles % 2 * -(-n_tiles // 2)
+
+
+def _spell_pair_tiles(m_tiles: int, n_tiles: int) -> str:
+    whole = f"{m_tiles // 2} pair rows * {n_tiles} columns of tiles"
+    return f"{whole} + ceil({n_tiles} / 2) of the lone row tile" if m_tiles % 2 else whole
+
+
+def _m_tiles_of(rules: HopperPrefillRules, tokens: int) -> int:
+    return -(-tokens // rules.block_m)
 
 
 def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
@@ -153,10 +168,10 @@ def _choose_tile(
     norm_iters
         What the norm adds beside a GEMM of a tile, in iterations of the first tile.
     """
-    pair_rows = m_tiles_of(rules.block_m, tokens) // 2
+    m_tiles = _m_tiles_of(rules, tokens)
     choices = []
     for tile in rules.tiles:
-        tiles = pair_rows * n_tiles_of(tile.block_n)
+        tiles = pair_tiles_of(m_tiles, n_tiles_of(tile.block_n))
         choices.append((tile, plan_waves(tiles, num_k, device.resident_pairs, hopper_costs(rules, tile))))
     tile, cut = min(choices, key=lambda choice: choice[0].iter_percent * choice[1].cost + 100 * norm_iters(choice[0]))
     costs = ", ".join(
@@ -209,7 +224,7 @@ def _gemm_launch(
 ) -> tuple[Launch, tuple[Rule, ...]]:
     """The persistent GEMM over `n_tiles` columns of tiles, and why its parameters are what they are."""
     rules, resident = model.prefill_sm90, device.resident_pairs
-    m_tiles = m_tiles_of(rules.block_m, tokens)
+    m_tiles = _m_tiles_of(rules, tokens)
     where = f"{model.name} prefill {form.stage}: TP {form.tp}, T = {tokens} on {device.arch}"
     _refuse_wide(where, m_tiles, n_tiles, rules)
     ring = _ring_rules(where, rules, device)[form.block_n, form.tile_groups]
@@ -217,14 +232,20 @@ def _gemm_launch(
     clusters = min(split.num_items, resident)
     launch = Launch(key, (2 * clusters, 1, 1), gemm_parameters(m_tiles, split), form)
     grid = f"2 CTAs * min({split.num_items} items, {resident} resident pairs)"
-    return launch, (*parameter_rules(rules.block_m, tokens, split), Rule("grid_ctas", 2 * clusters, grid), ring)
+    why = (
+        Rule("tiles", pair_tiles_of(m_tiles, n_tiles), _spell_pair_tiles(m_tiles, n_tiles)),
+        *parameter_rules(m_tiles, f"ceil({tokens} / {rules.block_m})", split),
+        Rule("grid_ctas", 2 * clusters, grid),
+        ring,
+    )
+    return launch, why
 
 
 def _refuse_wide(where: str, m_tiles: int, n_tiles: int, rules: HopperPrefillRules) -> None:
-    rows, tiles = m_tiles * rules.block_m, m_tiles // 2 * n_tiles
+    rows, tiles = m_tiles * rules.block_m, pair_tiles_of(m_tiles, n_tiles)
     for name, arithmetic, value in (
         ("token row", f"{m_tiles} row tiles * {rules.block_m}", rows),
-        ("tile number", f"{m_tiles // 2} pair rows * {n_tiles} columns of tiles", tiles),
+        ("tile number", _spell_pair_tiles(m_tiles, n_tiles), tiles),
     ):
         if value > INT32_MAX:
             raise PlanError(

@@ -34,7 +34,7 @@ def control_words(launch: Launch) -> int:
     if isinstance(launch.form, GemmForm):
         parameters = dict(launch.parameters)
         if "norm_first_rows" in parameters:
-            words = parameters["m_tiles"] // PAIR_CTAS + 1
+            words = -(-parameters["m_tiles"] // PAIR_CTAS) + 1
         words += _cut_tiles(launch, launch.form) * PAIR_CTAS * launch.form.tile_groups
     return words
 

@@ -47,9 +47,16 @@ void run(
         << kProgram << ": needs a grid of (2 to " << 2 * num_items << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
 //% endif
+//% if spec.arch_family == "sm100"
     TVM_FFI_CHECK(m_tiles % 2 == 0 && m_tiles * Cfg::kBlockM >= num_tokens, ValueError)
         << kProgram << ": " << m_tiles << " row tiles of " << Cfg::kBlockM << " do not cover " << num_tokens
         << " tokens";
+//% else
+    const int64_t row_tiles = (num_tokens + Cfg::kBlockM - 1) / Cfg::kBlockM;
+    TVM_FFI_CHECK(m_tiles == row_tiles, ValueError)
+        << kProgram << ": " << num_tokens << " tokens are " << row_tiles << " row tiles of " << Cfg::kBlockM << "; got "
+        << m_tiles;
+//% endif
 //% else
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y

@@ -63,6 +63,7 @@ class WorkList {
     u32 position_ = 0;
     u32 end_ = 0;
 };
+//% if spec.arch_family == "sm100"
 
 // Where a pair tile lies. Raster: groups of kRasterPairRows pair rows; inside a group rows are fastest, so that
 // neighbours in time share a weight tile.
@@ -78,3 +79,4 @@ __device__ __forceinline__ TilePlace place_of(u32 tile, u32 pair_rows) {
     const u32 inside = tile - first_row * kNumNTiles;
     return {first_row + inside % rows, inside / rows};
 }
+//% endif

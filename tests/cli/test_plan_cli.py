@@ -105,9 +105,9 @@ def test_plan_takes_export_and_resident_pairs(registry: list[str]) -> None:
 
 
 def test_plan_shows_what_it_can_before_it_refuses() -> None:
-    result = run("--stage", "front", "--tp", "8", "--tokens", "16129:16385", "--arch", "sm_90a", "--sm-count", "132")
+    result = run("--stage", "front", "--tp", "8", "--tokens", "16257:16385", "--arch", "sm_90a", "--sm-count", "132")
     assert isinstance(result.exception, PlanError)
-    assert "16129:16384" in result.output
+    assert "16257:16384" in result.output
 
 
 @pytest.mark.parametrize("text", ["", "x", "1:y", "9:8", "1:2:3", "5:", ":5", f"1:{10**30}", str(2**31)])

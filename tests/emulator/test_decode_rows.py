@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from copied_boxes import Box
-from token_rows import outputs_of
+from shorter_requests import outputs_of
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.cases import Case, emulate_case, emulate_chain

@@ -10,7 +10,7 @@ import pytest
 import torch
 from copied_boxes import Box
 from models import tiny_model
-from token_rows import outputs_of
+from shorter_requests import outputs_of
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.cases import Case, emulate_case

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from models import one_tile_models, tiny_model, with_tile
+from pair_tiles import count_pair_tiles
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
@@ -106,7 +107,7 @@ def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_cou
             checked.add(gemm.parameters)
             parameters = dict(gemm.parameters)
             assert form_of_gemm(gemm).block_n == block_n
-            tiles = parameters["m_tiles"] // 2 * N_TILES[block_n][stage][tp]
+            tiles = count_pair_tiles(tokens, N_TILES[block_n][stage][tp])
             clusters = gemm.grid_ctas[0] // 2
             assert gemm.grid_ctas == (2 * min(parameters["num_items"], sm_count // 2), 1, 1)
             assert 1 <= parameters["sk_max_seg"] <= rules.stream_k_max_segments
@@ -129,7 +130,7 @@ def test_small_model_keeps_its_iterations_too() -> None:
         device = DeviceFacts.nominal("sm_90a", sm_count)
         for stage in ("front", "tail"):
             for tp in TPS:
-                for tokens in range(256, 8193, 256):
+                for tokens in range(256, 8193, 128):
                     gemm = gemm_of(model, device, stage, tp, tokens)
                     parameters = dict(gemm.parameters)
                     num_k = 8 if stage == "front" else -(-512 // tp // 64) + 16 // tp
@@ -146,14 +147,13 @@ def test_small_model_keeps_its_iterations_too() -> None:
                     }[stage, form.block_n]
                     assert form.num_k == num_k
                     if parameters["sk_total"]:
-                        check_cut(parameters, parameters["m_tiles"] // 2 * n_tiles, num_k)
+                        check_cut(parameters, count_pair_tiles(tokens, n_tiles), num_k)
 
 
 def test_row_tiles_hold_the_tokens(kimi: Model, h200: DeviceFacts) -> None:
     for tokens in TOKENS:
         m_tiles = dict(gemm_of(kimi, h200, "front", 8, tokens).parameters)["m_tiles"]
-        assert m_tiles % 2 == 0
-        assert (m_tiles - 2) * 128 < tokens <= m_tiles * 128
+        assert (m_tiles - 1) * 128 < tokens <= m_tiles * 128
 
 
 # (stage, TP, T) -> columns of a tile, num_items, full_items, sk_ipc, sk_max_seg, cut tiles, grid in CTAs; 66 pairs.
@@ -313,12 +313,13 @@ def test_every_decision_names_its_rule(kimi: Model, h200: DeviceFacts, stage: st
     gemm = plan.launches[-1]
     extra = {"k1_ragged_cols", "fused_norm"} if stage == "tail" else set()
     extra |= {"norm.early_trigger"} if partials == 2 else set()
-    chosen = {"block_n", "n_tiles", "num_k", "num_stages", "grid_ctas"} | extra
+    chosen = {"block_n", "n_tiles", "tiles", "num_k", "num_stages", "grid_ctas"} | extra
     assert {rule.field for rule in plan.rules} == chosen | {name for name, _ in gemm.parameters}
     form = form_of_gemm(gemm)
     values = {**dict(gemm.parameters), "num_k": K_ITERATIONS[stage][16], "block_n": form.block_n}
     values |= {"num_stages": form.num_stages, "n_tiles": N_TILES[form.block_n][stage][16]}
     values |= {"grid_ctas": gemm.grid_ctas[0], "k1_ragged_cols": 32}
+    values |= {"tiles": count_pair_tiles(300, N_TILES[form.block_n][stage][16])}
     values |= {"fused_norm": partials == 1, "norm.early_trigger": True}
     for rule in plan.rules:
         assert rule.value == values[rule.field]
@@ -370,7 +371,7 @@ def test_partial_iterations_are_refused(
 
 def test_tokens_beyond_32_bit_coordinates_are_refused(kimi: Model, h200: DeviceFacts) -> None:
     endless = dataclasses.replace(kimi, max_tokens=2**40)
-    last = 2**31 - 256
+    last = 2**31 - 128
     assert dict(gemm_of(endless, h200, "tail", 1, last).parameters)["m_tiles"] == last // 128
     for stage in ("front", "tail"):
         with pytest.raises(PlanError, match=r"token row is 16777216 row tiles \* 128 = 2147483648; .* to 2147483647"):

@@ -4,8 +4,9 @@
 using namespace cake;
 
 // [T, hidden] x [gate; down; shared gate | up]^T. A pair of CTAs owns a tile of 256 x kBlockN: each its 128 token
-// rows, both the same weight rows, of which each loads half for both. Persistent: cluster c runs items c, c + clusters,
-// ...
+// rows, both the same weight rows, of which each loads half for both. A lone last row tile is 128 x 2 kBlockN: each its
+// weight rows, both the same tokens, of which each loads every other K block for both. Persistent: cluster c runs items
+// c, c + clusters, ...
 //
 //   producer thread --TMA--> 128 token rows    + half of the weight rows --multicast--> both CTAs' rings
 //        ^                                                                                  |
@@ -26,38 +27,30 @@ using namespace cake;
 
 /*% include "kernels/front_columns.cuh" %*/
 
-// The half of the weight tile that this rank loads: in a shared tile rank 0 takes the gate rows and rank 1 the up
-// rows, so that column c and column c + kBlockN / 2 of the accumulator belong together.
-__device__ __forceinline__ void load_weights(
-    const Maps& maps, const Columns& columns, u32 rank, u32 chunk, u32 destination, u32 full) {
-    const u32 half = rank * (Cfg::kBlockN / 2);
+// The first half of a shared tile is gate rows and the second their up rows, so that column c and column
+// c + kBlockN / 2 of the accumulator belong together.
+__device__ __forceinline__ WeightRows weights_of(const Maps& maps, const Columns& columns) {
     if (columns.kind == TileClass::kShared) {
-        const u32 row = columns.first + rank * kSharedCols;
-        tma_load_3d_multicast(destination, maps.shared, 0, row, chunk, full, 3);
-    } else {
-        const TensorMap& map = columns.kind == TileClass::kRouter ? maps.gate : maps.down;
-        tma_load_3d_multicast(destination, map, 0, columns.first + half, chunk, full, 3);
+        return {&maps.shared, columns.first, kSharedCols};
     }
+    return {columns.kind == TileClass::kRouter ? &maps.gate : &maps.down, columns.first, Cfg::kBlockN / 2};
 }
 
 __device__ __forceinline__ void produce(
-    const Maps& maps, const Split& split, u32 pair_rows, u32 num_tokens, u32 rank, u32 smem, const Watch& watch) {
+    const Maps& maps, const Split& split, u32 row_tiles, u32 num_tokens, u32 rank, u32 smem, const Watch& watch) {
     griddepcontrol_wait();
     WorkList list(split, blockIdx.x / 2, gridDim.x / 2);
     Ring load;
     Work work;
     while (list.next(work)) {
-        const TilePlace place = place_of(work.tile, pair_rows);
-        const Columns columns = columns_of(place.n_tile);
-        const TokenRows rows = rows_of(place, rank, num_tokens);
+        const CtaTile tile = tile_of(work.tile, row_tiles, rank);
+        const WeightRows weights = weights_of(maps, columns_of(tile.n_tile));
+        const TokenRows rows = rows_of(tile.row_tile, num_tokens);
         for (u32 k = work.k_begin; k < work.k_end; ++k) {
-            const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
-            const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
             expect_stage(load, rows.any(), smem, watch);
-            if (rows.any()) {
-                tma_load_3d(a, maps.x, 0, rows.loaded, k, full);
-            }
-            load_weights(maps, columns, rank, k, a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes, full);
+            const StageBoxes to = boxes_of(load, smem);
+            load_tokens(maps.x, tile, rows, {0, k}, k, rank, to);
+            load_weights(weights, tile, {0, k}, rank, to);
             load.advance();
         }
     }
@@ -101,7 +94,7 @@ __device__ __forceinline__ void store_block(
 }
 
 __device__ __forceinline__ void multiply_and_store(
-    const Split& split, u32 pair_rows, u32 num_tokens, u32 rank, u32 smem, const Outputs& out, float* partials,
+    const Split& split, u32 row_tiles, u32 num_tokens, u32 rank, u32 smem, const Outputs& out, float* partials,
     u32* counters, const Watch& watch) {
     const u32 warp = warp_index();
     const Fragment at{warp / 4, threadIdx.x % 128, warp % 4, lane_id()};
@@ -121,8 +114,8 @@ __device__ __forceinline__ void multiply_and_store(
 //% else
     while (list.next(work)) {
 //% endif
-        const TilePlace place = place_of(work.tile, pair_rows);
-        const TokenRows rows = rows_of(place, rank, num_tokens);
+        const CtaTile tile = tile_of(work.tile, row_tiles, rank);
+        const TokenRows rows = rows_of(tile.row_tile, num_tokens);
         if (!rows.any()) {
             pass_over(ring, work.k_end - work.k_begin, at, rank, smem, watch);
             continue;
@@ -134,7 +127,7 @@ __device__ __forceinline__ void multiply_and_store(
 #pragma unroll
         for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
             const u32 row = rows.loaded + at.first_row(block);
-            store_block(acc[block], columns_of(place.n_tile), out, rows, row, at, smem);
+            store_block(acc[block], columns_of(tile.n_tile), out, rows, row, at, smem);
         }
     }
 }
@@ -148,13 +141,13 @@ __device__ __forceinline__ void multiply_and_store(
             logits, static_cast<u32>(logits_pitch),
             {latent, static_cast<u32>(latent_pitch), Cfg::kLatentCols},
             {shared_act, static_cast<u32>(shared_act_pitch), kSharedCols}};
-        multiply_and_store(split, pair_rows, rows, rank, smem, out, partials, counters, watch);
+        multiply_and_store(split, row_tiles, rows, rank, smem, out, partials, counters, watch);
         griddepcontrol_launch_dependents();
     } else {
         setmaxnreg_dec<Cfg::kProducerRegisters>();
         if (threadIdx.x == Cfg::kMmaWarps * 32) {
             const Maps maps{gate_weight_map, down_weight_map, shared_gate_up_weight_map, x_map};
-            produce(maps, split, pair_rows, rows, rank, smem, watch);
+            produce(maps, split, row_tiles, rows, rank, smem, watch);
         }
         warp_sync();
     }

@@ -7,11 +7,40 @@ using Accumulators = BlockSums[Cfg::kGroupBlocks];
 
 /*% include "kernels/gemm_work.cuh" %*/
 
+// What a CTA multiplies of its pair's tile: kBlockM token rows by kBlockN weight rows. The CTAs of a pair share the
+// weights, each with a row tile of its own; or they share the tokens of the lone row tile that ends an uneven number,
+// each with a column of tiles of its own.
+struct CtaTile {
+    u32 row_tile;
+    u32 n_tile;
+    bool shares_tokens;
+};
+
+// Raster: groups of kRasterPairRows pair rows; inside a group the tiles of two columns follow each other, and of these
+// the rows are fastest, so that neighbours in time share a weight tile. The lone row tile ends the last group: one pair
+// takes it for two columns. Of an uneven number of columns the last has no other: there the CTAs share the weights of
+// the lone row tile, and rank 1's row tile is none.
+__device__ __forceinline__ CtaTile tile_of(u32 tile, u32 row_tiles, u32 rank) {
+    const u32 first_row = tile / (Cfg::kRasterPairRows * kNumNTiles) * Cfg::kRasterPairRows;
+    const u32 rows = min(static_cast<u32>(Cfg::kRasterPairRows), row_tiles / 2 - first_row);
+    const u32 lone = rows < Cfg::kRasterPairRows ? row_tiles % 2 : 0;
+    const u32 two_columns = 2 * rows + lone;
+    const u32 inside = tile - first_row * kNumNTiles;
+    const u32 first_column = inside / two_columns * 2;
+    const u32 columns = min(2u, kNumNTiles - first_column);
+    const u32 place = inside % two_columns;
+    const bool paired = place < rows * columns;
+    const bool shares_tokens = !paired && columns == 2;
+    const u32 row_tile = paired ? 2 * (first_row + place % rows) : row_tiles - 1;
+    const u32 n_tile = first_column + (paired ? place / rows : 0);
+    return {row_tile + (shares_tokens ? 0 : rank), n_tile + (shares_tokens ? rank : 0), shares_tokens};
+}
+
 // The CTA's token rows in a tile: it loads and multiplies kBlockM rows from `loaded` on, and stores those of them in
 // [first, end). A box that reaches past the matrix is filled with zeros slowly. So a ragged last row tile loads the
 // last kBlockM rows of the matrix, the first of which are another tile's; a matrix of fewer rows is one box all the
-// same. In the last pair row of an uneven number of row tiles rank 1 has no rows, and `loaded` lies past the end: it
-// loads its half of the weights, which its partner needs, but no tokens, and neither multiplies nor stores.
+// same. A row tile that is none has no rows, and `loaded` lies past the end: its CTA loads its half of the weights,
+// which its partner needs, but no tokens, and neither multiplies nor stores.
 struct TokenRows {
     u32 loaded;
     u32 first;
@@ -26,8 +55,8 @@ struct TokenRows {
     }
 };
 
-__device__ __forceinline__ TokenRows rows_of(const TilePlace& place, u32 rank, u32 num_tokens) {
-    const u32 first = (place.pair_row * 2 + rank) * Cfg::kBlockM;
+__device__ __forceinline__ TokenRows rows_of(u32 row_tile, u32 num_tokens) {
+    const u32 first = row_tile * Cfg::kBlockM;
     const u32 last_box = max(num_tokens, static_cast<u32>(Cfg::kBlockM)) - Cfg::kBlockM;
     return {first < num_tokens ? min(first, last_box) : first, first, num_tokens};
 }
@@ -64,7 +93,7 @@ struct Fragment {
     }
 };
 
-// A stage is free for both CTAs of the pair, since each multicasts half of the weight tile to the other.
+// A stage is free for both CTAs of the pair, since each multicasts to the other: half of the weight tile, or tokens.
 __device__ __forceinline__ void release_stage(u32 smem, u32 stage, u32 rank, u32 lane) {
     if (lane == 0) {
         const u32 empty = smem + Cfg::kStageEmptyOffset + stage * 8;
@@ -324,11 +353,64 @@ __device__ __forceinline__ void store_rows(
     }
 }
 
-// The next stage, to be filled with half of the weights and, if the tile has any, the tokens.
+// The next stage, to be filled with both halves of the weights and, if the tile has any, the tokens.
 __device__ __forceinline__ void expect_stage(const Ring& load, bool has_tokens, u32 smem, const Watch& watch) {
     mbarrier_wait(smem + Cfg::kStageEmptyOffset + load.stage * 8, load.phase ^ 1, watch);
     const u32 bytes = has_tokens ? Cfg::kStageBytes : Cfg::kStageBytes - Cfg::kStageABytes;
     mbarrier_arrive_expect_tx(smem + Cfg::kStageFullOffset + load.stage * 8, bytes);
+}
+
+// Where a stage's boxes land, and the barrier that gets their bytes.
+struct StageBoxes {
+    u32 tokens;
+    u32 weights;
+    u32 full;
+};
+
+__device__ __forceinline__ StageBoxes boxes_of(const Ring& load, u32 smem) {
+    const u32 tokens = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
+    return {tokens, tokens + Cfg::kStageABytes, smem + Cfg::kStageFullOffset + load.stage * 8};
+}
+
+// Which columns of a matrix: chunks of kBlockK, or columns of a map that is not in chunks.
+struct BlockColumns {
+    u32 column;
+    u32 chunk;
+};
+
+// The tokens of K block `k`, if the tile has any. CTAs that share them load every other block for both.
+__device__ __forceinline__ void load_tokens(
+    const TensorMap& map, const CtaTile& tile, const TokenRows& rows, const BlockColumns& at, u32 k, u32 rank,
+    const StageBoxes& to) {
+    if (tile.shares_tokens) {
+        if (k % 2 == rank) {
+            tma_load_3d_multicast(to.tokens, map, at.column, rows.loaded, at.chunk, to.full, 3);
+        }
+    } else if (rows.any()) {
+        tma_load_3d(to.tokens, map, at.column, rows.loaded, at.chunk, to.full);
+    }
+}
+
+// A tile's rows of a weight matrix; the second half of them begins `half_rows` behind the first.
+struct WeightRows {
+    const TensorMap* map;
+    u32 first;
+    u32 half_rows;
+};
+
+// One K block of them: both halves, or this rank's for both CTAs.
+__device__ __forceinline__ void load_weights(
+    const WeightRows& rows, const CtaTile& tile, const BlockColumns& at, u32 rank, const StageBoxes& to) {
+    if (tile.shares_tokens) {
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            const u32 row = rows.first + half * rows.half_rows;
+            tma_load_3d(to.weights + half * Cfg::kHalfBBytes, *rows.map, at.column, row, at.chunk, to.full);
+        }
+    } else {
+        const u32 row = rows.first + rank * rows.half_rows;
+        tma_load_3d_multicast(to.weights + rank * Cfg::kHalfBBytes, *rows.map, at.column, row, at.chunk, to.full, 3);
+    }
 }
 
 // Barriers of the ring, and the pair in step: no CTA may write to its partner before the partner has them.

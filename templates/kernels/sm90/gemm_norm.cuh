@@ -110,9 +110,10 @@ __device__ __forceinline__ void normalise_others(const Norm& norm, u32 norm_warp
 }
 
 // Until the rows that a tile of a pair row loads are in y. All CTAs are resident and those that normalise wait for no
-// tile, so the rows come. `known` is the pair row that the caller has waited for last. Rank 0's last tile may load rows
-// of the pair row before; rank 1's may not: it stores a row at least, so it begins less than kBlockM rows in front of
-// its first one, which lies kBlockM rows behind the pair row's. The fence takes the acquired writes over to the copies.
+// tile, so the rows come. `known` is the pair row that the caller has waited for last. The first row tile of the last
+// pair row may load rows of the pair row before; the second may not: it stores a row at least, so it begins less than
+// kBlockM rows in front of its first one, which lies kBlockM rows behind the pair row's. The fence takes the acquired
+// writes over to the copies.
 __device__ __forceinline__ void wait_for_rows(
     const Norm& norm, const TokenRows& tile, u32 last, u32& known, const Watch& watch) {
     if (last == known) {

@@ -4,8 +4,10 @@
 using namespace cake;
 
 // [shared_act | y] x [shared_down | up slice]^T. A pair of CTAs owns a tile of 256 x kBlockN: each its 128 token rows,
-// both the same weight rows, of which each loads half for both. K runs over the shared-down blocks first: they do not
-// need y, so a programmatic launch overlaps them with the norm. Persistent: cluster c runs items c, c + clusters, ...
+// both the same weight rows, of which each loads half for both. A lone last row tile is 128 x 2 kBlockN: each its
+// weight rows, both the same tokens, of which each loads every other K block for both. K runs over the shared-down
+// blocks first: they do not need y, so a programmatic launch overlaps them with the norm. Persistent: cluster c runs
+// items c, c + clusters, ...
 //
 //   producer thread --TMA--> 128 token rows    + half of the weight rows --multicast--> both CTAs' rings
 //        ^                                                                                  |
@@ -35,28 +37,24 @@ struct Maps {
     const TensorMap& y;
 };
 
-// The token rows, if any, and this rank's half of the weight rows of one K block.
 __device__ __forceinline__ void load_block(
-    const Maps& maps, u32 k, const TokenRows& rows, u32 weight_row, u32 up_col0, u32 a, u32 b, u32 full) {
+    const Maps& maps, u32 k, const CtaTile& tile, const TokenRows& rows, u32 up_col0, u32 rank, const StageBoxes& to) {
+    const u32 first = tile.n_tile * Cfg::kBlockN;
     if (k < kDownBlocks) {
-        if (rows.any()) {
-            tma_load_3d(a, maps.shared_act, 0, rows.loaded, k, full);
-        }
-        tma_load_3d_multicast(b, maps.shared_down, 0, weight_row, k, full, 3);
+        load_tokens(maps.shared_act, tile, rows, {0, k}, k, rank, to);
+        load_weights({&maps.shared_down, first, Cfg::kBlockN / 2}, tile, {0, k}, rank, to);
         return;
     }
     // A ragged slice is a map over columns that ends at the slice: the rest of its last block arrives as zeros.
     const u32 block = k - kDownBlocks;
-    const u32 column = Cfg::kUpRagged ? up_col0 + block * Cfg::kBlockK : 0;
-    const u32 chunk = Cfg::kUpRagged ? 0 : up_col0 / Cfg::kBlockK + block;
-    if (rows.any()) {
-        tma_load_3d(a, maps.y, column, rows.loaded, chunk, full);
-    }
-    tma_load_3d_multicast(b, maps.up, column, weight_row, chunk, full, 3);
+    const BlockColumns at{
+        Cfg::kUpRagged ? up_col0 + block * Cfg::kBlockK : 0, Cfg::kUpRagged ? 0 : up_col0 / Cfg::kBlockK + block};
+    load_tokens(maps.y, tile, rows, at, k, rank, to);
+    load_weights({&maps.up, first, Cfg::kBlockN / 2}, tile, at, rank, to);
 }
 
 __device__ __forceinline__ void produce(
-    const Maps& maps, const Split& split, u32 pair_rows, u32 num_tokens, u32 up_col0, u32 rank, u32 smem,
+    const Maps& maps, const Split& split, u32 row_tiles, u32 num_tokens, u32 up_col0, u32 rank, u32 smem,
 //% if spec.value("kFusedNorm")
     const Norm& norm,
 //% endif
@@ -72,13 +70,12 @@ __device__ __forceinline__ void produce(
     bool norm_done = false;
 //% endif
     while (list.next(work)) {
-        const TilePlace place = place_of(work.tile, pair_rows);
-        const TokenRows rows = rows_of(place, rank, num_tokens);
-        const u32 weight_row = place.n_tile * Cfg::kBlockN + rank * (Cfg::kBlockN / 2);
+        const CtaTile tile = tile_of(work.tile, row_tiles, rank);
+        const TokenRows rows = rows_of(tile.row_tile, num_tokens);
         for (u32 k = work.k_begin; k < work.k_end; ++k) {
 //% if spec.value("kFusedNorm")
             if (rows.any() && k >= kDownBlocks) {
-                wait_for_rows(norm, rows, place.pair_row, known_pair_row, watch);
+                wait_for_rows(norm, rows, tile.row_tile / 2, known_pair_row, watch);
             }
 //% else
             if (!norm_done && k >= kDownBlocks) {
@@ -87,11 +84,8 @@ __device__ __forceinline__ void produce(
                 norm_done = true;
             }
 //% endif
-            const u32 full = smem + Cfg::kStageFullOffset + load.stage * 8;
-            const u32 a = smem + Cfg::kStagesOffset + load.stage * Cfg::kStageBytes;
-            const u32 b = a + Cfg::kStageABytes + rank * Cfg::kHalfBBytes;
             expect_stage(load, rows.any(), smem, watch);
-            load_block(maps, k, rows, weight_row, up_col0, a, b, full);
+            load_block(maps, k, tile, rows, up_col0, rank, boxes_of(load, smem));
             load.advance();
         }
     }
@@ -101,7 +95,7 @@ __device__ __forceinline__ void produce(
 }
 
 __device__ __forceinline__ void multiply_and_store(
-    const Split& split, u32 pair_rows, u32 num_tokens, u32 rank, u32 smem, const Matrix& out, float* partials,
+    const Split& split, u32 row_tiles, u32 num_tokens, u32 rank, u32 smem, const Matrix& out, float* partials,
     u32* counters, const Watch& watch) {
     const u32 warp = warp_index();
     const Fragment at{warp / 4, threadIdx.x % 128, warp % 4, lane_id()};
@@ -119,8 +113,8 @@ __device__ __forceinline__ void multiply_and_store(
 //% else
     while (list.next(work)) {
 //% endif
-        const TilePlace place = place_of(work.tile, pair_rows);
-        const TokenRows rows = rows_of(place, rank, num_tokens);
+        const CtaTile tile = tile_of(work.tile, row_tiles, rank);
+        const TokenRows rows = rows_of(tile.row_tile, num_tokens);
         if (!rows.any()) {
             pass_over(ring, work.k_end - work.k_begin, at, rank, smem, watch);
             continue;
@@ -134,7 +128,7 @@ __device__ __forceinline__ void multiply_and_store(
 #pragma unroll
         for (u32 block = 0; block < Cfg::kGroupBlocks; ++block) {
             const u32 row = rows.loaded + at.first_row(block);
-            store_rows<Cfg::kBlockN>(acc[block], out, rows, row, place.n_tile * Cfg::kBlockN, at, smem);
+            store_rows<Cfg::kBlockN>(acc[block], out, rows, row, tile.n_tile * Cfg::kBlockN, at, smem);
         }
     }
 }
@@ -143,7 +137,7 @@ __device__ __forceinline__ void multiply_and_store(
 //% if spec.value("kFusedNorm")
     const Norm norm{
         routed, norm_weight, y_workspace, static_cast<u32>(routed_pitch), static_cast<u32>(y_pitch),
-        static_cast<u32>(num_tokens), pair_rows, static_cast<u32>(norm_first_rows),
+        static_cast<u32>(num_tokens), (row_tiles + 1) / 2, static_cast<u32>(norm_first_rows),
         counters + split.sk_total / kNumK * 2 * Cfg::kTileGroups};
 //% endif
     chaos_begin(wait_record);
@@ -157,14 +151,14 @@ __device__ __forceinline__ void multiply_and_store(
         normalise_first(norm, warp_index(), lane_id());
 //% endif
         multiply_and_store(
-            split, pair_rows, static_cast<u32>(num_tokens), rank, smem, matrix, partials, counters, watch);
+            split, row_tiles, static_cast<u32>(num_tokens), rank, smem, matrix, partials, counters, watch);
         griddepcontrol_launch_dependents();
     } else {
         setmaxnreg_dec<Cfg::kProducerRegisters>();
         if (threadIdx.x == Cfg::kMmaWarps * 32) {
             const Maps maps{shared_down_weight_map, up_weight_map, shared_act_map, y_workspace_map};
             produce(
-                maps, split, pair_rows, static_cast<u32>(num_tokens), static_cast<u32>(up_col0), rank, smem,
+                maps, split, row_tiles, static_cast<u32>(num_tokens), static_cast<u32>(up_col0), rank, smem,
 //% if spec.value("kFusedNorm")
                 norm,
 //% endif

@@ -2,7 +2,7 @@
 // Host half of tail prefill GEMM: pair tiles of 256 x 128, 6 stages, warpgroups take turns, last up block partly out of
 // bounds
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 3983f25fad34338a312f71771fd5e727d1d8ad1ae7adc9367aea291e4457acab
+// seal: sha256 0400db1c426929d1c82fbf2c14a816559d93cb9d6acb3eec5fb1bd1ab6328957
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -49,9 +49,10 @@ void run(
     TVM_FFI_CHECK(grid_x >= 2 && grid_x <= 2 * num_items && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (2 to " << 2 * num_items << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
-    TVM_FFI_CHECK(m_tiles % 2 == 0 && m_tiles * Cfg::kBlockM >= num_tokens, ValueError)
-        << kProgram << ": " << m_tiles << " row tiles of " << Cfg::kBlockM << " do not cover " << num_tokens
-        << " tokens";
+    const int64_t row_tiles = (num_tokens + Cfg::kBlockM - 1) / Cfg::kBlockM;
+    TVM_FFI_CHECK(m_tiles == row_tiles, ValueError)
+        << kProgram << ": " << num_tokens << " tokens are " << row_tiles << " row tiles of " << Cfg::kBlockM << "; got "
+        << m_tiles;
     CUtensorMap shared_down_weight_map = cake_host::encode_map(
         shared_down_weight_tiles, device,
         {true, 64, 64, 1},

@@ -1,4 +1,4 @@
-"""What some of a request's tokens give, for tests of the emulator."""
+"""The outputs of a case's first tokens alone, for tests that compare their bits."""
 
 from __future__ import annotations
 
