@@ -22,9 +22,14 @@ from cakegen.runtime.device import open_device
 ROWS = 16384
 DEGREES = (1, 2, 4, 8, 16)
 STAGES = ("front", "tail")
-# both sides of row tiles and of pair rows, counts that fill neither, and powers of two
-TOKENS = (129, 130, 192, 255, 256, 257, 300, 384, 511, 512, 513, 768, 1000, 1024, 1536, 2048, 3000, 4096, 8192, ROWS)
-PAIR_ROWS = 256
+# both sides of row tiles and of pair rows, counts that fill neither, a row tile behind full pair rows and behind a full
+# raster group, and powers of two
+TOKENS = (
+    *(129, 130, 192, 255, 256, 257, 300, 384, 511, 512, 513, 640, 768, 1000, 1024),
+    *(1536, 2048, 2100, 3000, 4096, 8192, ROWS),
+)
+ROW_TILE = 128
+PAIR_ROWS = 2 * ROW_TILE
 
 
 @dataclass(frozen=True)
@@ -55,15 +60,15 @@ def examples(
     most_rows: int = ROWS,
     partials: Sequence[int] = (1, 2),
 ) -> Iterator[Example]:
-    """The smallest token count of every form that is not in `seen` yet, a little short of its last pair row's end.
+    """The smallest token count of every form that is not in `seen` yet, a little short of its last row tile's end.
 
     A tail of one partial may normalise inside its GEMM; that of two never does, and stands for those of more.
     """
     for stage in stages:
         counts = [count for count in partials if count <= moe.model.max_partials] if stage == "tail" else [1]
         for tp, count in itertools.product(degrees, counts):
-            for pair_rows in range(1, most_rows // PAIR_ROWS + 1):
-                tokens = pair_rows * PAIR_ROWS - 5
+            for row_tiles in range(2, most_rows // ROW_TILE + 1):
+                tokens = row_tiles * ROW_TILE - 5
                 forms = {form_of(launch) for launch in plan_of(moe, stage, tp, tokens, count).launches}
                 if not forms <= seen:
                     seen |= forms

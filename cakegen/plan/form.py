@@ -46,7 +46,7 @@ def form_of(launch: Launch) -> Hashable:
 
 
 def _gemm_form(launch: Launch, form: GemmForm) -> Hashable:
-    """With a cut, what a cluster meets: whole tiles before it, how many segments, and items of several tiles."""
+    """Whether a row tile has no second; with a cut, what a cluster meets: whole tiles, segments, items of several."""
     parameters = dict(launch.parameters)
     total = parameters["sk_total"]
     pieces = max_pieces(total, form.num_k, parameters["sk_ipc"]) if total else 0
@@ -55,6 +55,7 @@ def _gemm_form(launch: Launch, form: GemmForm) -> Hashable:
         ("fused_norm", form.fused_norm),
         ("staged_store", form.staged_store),
         ("ragged", form.k1_ragged_cols > 0),
+        ("lone_row_tile", parameters["m_tiles"] % 2 == 1),
         ("several_items", 2 * parameters["num_items"] > launch.grid_ctas[0]),
         ("split_k", total > 0),
         ("whole_first", total > 0 and parameters["full_items"] > 0),

@@ -32,7 +32,7 @@ CASES = {
     "tail, norm of its own, a last column": (Case("tail", 16, 300, 2, 6, 15, tile=TILES[192]), 3, False),
     "tail, fused norm": (Case("tail", 2, 384, 1, 6, 1, tile=TILES[256]), 2, False),
     "tail, fused norm, cut, a last column": (Case("tail", 8, 300, 1, 6, 7, tile=TILES[224]), 3, True),
-    "tail, a raster group of its own": (Case("tail", 16, 2100, 2, 6, 3, tile=TILES[256]), 2, False),
+    "tail, behind a full raster group": (Case("tail", 16, 2100, 2, 6, 3, tile=TILES[256]), 2, False),
 }
 
 

@@ -61,7 +61,7 @@ def test_tiny_reaches_every_hopper_decode_form() -> None:
 
 def test_tiny_reaches_every_hopper_prefill_form() -> None:
     kimi, tiny = kimi_k3_model(), tiny_model()
-    tokens = range(256, 16385, 256)
+    tokens = range(256, 16385, 128)
     large = forms(kimi, "sm_90a", (32, *sm_counts(kimi, "sm_90a")), tokens)
     small: set[Hashable] = set()
     for model in (
@@ -79,7 +79,8 @@ def test_tiny_reaches_every_hopper_prefill_form() -> None:
         of_stage = [form for form in small if has(form, stage)]
         for marks in (("split_k",), ("crossing",), ("tile_inside",), ("many_segments", "crossing")):
             cut = [form for form in of_stage if has(form, *marks)]
-            assert {has(form, "whole_first") for form in cut} == {True, False}
+            found = {(has(form, "whole_first"), has(form, "lone_row_tile")) for form in cut}
+            assert found == {(True, True), (True, False), (False, True), (False, False)}
         assert any(has(form, "several_items") and not has(form, "split_k") for form in of_stage)
     # the large model's ragged tail is never cut; the small ones' is, so that a test can run it
     assert any(has(form, "ragged") for form in large)

@@ -18,13 +18,15 @@ struct CtaTile {
 
 // Raster: groups of kRasterPairRows pair rows; inside a group the tiles of two columns follow each other, and of these
 // the rows are fastest, so that neighbours in time share a weight tile. The lone row tile ends the last group: one pair
-// takes it for two columns. Of an uneven number of columns the last has no other: there the CTAs share the weights of
-// the lone row tile, and rank 1's row tile is none.
+// takes it for two columns. Of an uneven number of columns the last has no other: there the CTAs share its weights, and
+// rank 1's row tile lies past the end.
 __device__ __forceinline__ CtaTile tile_of(u32 tile, u32 row_tiles, u32 rank) {
-    const u32 first_row = tile / (Cfg::kRasterPairRows * kNumNTiles) * Cfg::kRasterPairRows;
-    const u32 rows = min(static_cast<u32>(Cfg::kRasterPairRows), row_tiles / 2 - first_row);
-    const u32 lone = rows < Cfg::kRasterPairRows ? row_tiles % 2 : 0;
-    const u32 two_columns = 2 * rows + lone;
+    const u32 pair_rows = row_tiles / 2;
+    const u32 last_group = (max(pair_rows, 1u) - 1) / Cfg::kRasterPairRows;
+    const u32 group = min(tile / (Cfg::kRasterPairRows * kNumNTiles), last_group);
+    const u32 first_row = group * Cfg::kRasterPairRows;
+    const u32 rows = min(static_cast<u32>(Cfg::kRasterPairRows), pair_rows - first_row);
+    const u32 two_columns = 2 * rows + (group == last_group ? row_tiles % 2 : 0);
     const u32 inside = tile - first_row * kNumNTiles;
     const u32 first_column = inside / two_columns * 2;
     const u32 columns = min(2u, kNumNTiles - first_column);
@@ -39,8 +41,8 @@ __device__ __forceinline__ CtaTile tile_of(u32 tile, u32 row_tiles, u32 rank) {
 // The CTA's token rows in a tile: it loads and multiplies kBlockM rows from `loaded` on, and stores those of them in
 // [first, end). A box that reaches past the matrix is filled with zeros slowly. So a ragged last row tile loads the
 // last kBlockM rows of the matrix, the first of which are another tile's; a matrix of fewer rows is one box all the
-// same. A row tile that is none has no rows, and `loaded` lies past the end: its CTA loads its half of the weights,
-// which its partner needs, but no tokens, and neither multiplies nor stores.
+// same. A row tile past the end has no rows, and `loaded` lies there too: its CTA loads its half of the weights, which
+// its partner needs, but no tokens, and neither multiplies nor stores.
 struct TokenRows {
     u32 loaded;
     u32 first;
