@@ -83,14 +83,15 @@ class TensorMapEntry:
 
     `box` is (columns, rows, chunks) in elements. All maps use the 128-byte swizzle and fill with zeros.
 
-    `clip_to_tokens`: the rows are tokens, and the box of a request of fewer is only as high as it has tokens.
+    `token_parts`: the rows are tokens, and a box is only as high as one of so many equal parts of a request's tokens.
+    0: it always has its own height.
     """
 
     name: str
     operand: str
     view: str
     box: tuple[int, int, int]
-    clip_to_tokens: bool = False
+    token_parts: int = 0
 
     def for_tokens(self, num_tokens: int) -> TensorMapEntry:
         """The entry of a request of so many tokens; its kernel derives the same box from `num_tokens`.
@@ -101,9 +102,8 @@ class TensorMapEntry:
         one chunk: the next would land behind the last token, not where the kernel reads it.
         """
         columns, rows, _ = self.box
-        if not self.clip_to_tokens or num_tokens >= rows:
-            return self
-        return dataclasses.replace(self, box=(columns, num_tokens, 1))
+        part = -(-num_tokens // self.token_parts) if self.token_parts else rows
+        return self if part >= rows else dataclasses.replace(self, box=(columns, part, 1))
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ def _program(name: str, record: dict[str, Any]) -> Program:
         ffi_entry=record["ffi_entry"],
         arg_plan=tuple((kind, argument) for kind, argument in record["arg_plan"]),
         tensor_maps=tuple(
-            TensorMapEntry(entry["name"], entry["operand"], entry["view"], tuple(entry["box"]), entry["clip_to_tokens"])
+            TensorMapEntry(entry["name"], entry["operand"], entry["view"], tuple(entry["box"]), entry["token_parts"])
             for entry in record["tensor_maps"]
         ),
         barriers=tuple((barrier, count) for barrier, count in record["barriers"]),

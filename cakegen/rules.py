@@ -51,6 +51,9 @@ class DecodeRules:
         Up to this token tile, a launch that overlaps the one before it issues its whole ring of weights first.
     stagger_units, split_finalize_n_pad
         The unit before which a staggered fill pauses; the token tile from which on both CTAs finish (0: rank 0 alone).
+    split_tokens_n_pad, split_tokens_max_chunks
+        From this token tile on, and up to so many K chunks, two CTAs of a tail's tile split the tokens instead of K (0:
+        never).
     narrow_block_m, narrow_n_pad
         Hopper's weight rows of a front's tile up to this token tile, where as many pairs run at once (0: `block_m`).
     """
@@ -81,6 +84,8 @@ class DecodeRules:
     overlap_ahead_n_pad: int
     stagger_units: int
     split_finalize_n_pad: int
+    split_tokens_n_pad: int
+    split_tokens_max_chunks: int
     narrow_block_m: int
     narrow_n_pad: int
 

@@ -38,6 +38,8 @@ DECODE = DecodeRules(
     front_ahead=3,
     overlap_ahead_n_pad=8,
     split_finalize_n_pad=0,
+    split_tokens_n_pad=0,
+    split_tokens_max_chunks=0,
     narrow_block_m=0,
     narrow_n_pad=0,
 )
@@ -51,11 +53,13 @@ SM90_DECODE_CHANGES: dict[str, Any] = {
     "alias_min_chunks": 57,
     "resident_tokens_staged": 4,
     "split_finalize_n_pad": 32,
+    "split_tokens_n_pad": 128,
+    "split_tokens_max_chunks": 19,
     "narrow_block_m": 96,
     "narrow_n_pad": 64,
 }
 # The small model's K is shorter.
-TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {"alias_min_chunks": 7}
+TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {"alias_min_chunks": 7, "split_tokens_max_chunks": 6}
 
 PREFILL = PrefillRules(
     block_m=128,

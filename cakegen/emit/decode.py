@@ -18,6 +18,8 @@ from cakegen.plan.smem import (
     b_chunk_bytes,
     decode_smem,
     final_tokens,
+    larger_half,
+    mma_tokens,
     pushed_bytes,
     unit_shares,
 )
@@ -49,6 +51,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     constants = (
         *_thread_constants(form, warps),
         *_tile_constants(model, form, arch_family),
+        *(_token_part_constants(form) if tail and arch_family == "sm90" else ()),
         *(_tail_constants(model, form, warps) if tail else _front_constants(model, form, smem, arch_family)),
         *_smem_constants(model, form, smem),
         *(tensor_memory_constants(model, form, smem) if arch_family == "sm100" else ()),
@@ -138,6 +141,8 @@ def _shared_parts(form: DecodeForm) -> tuple[SharedPart, ...]:
 
 def _summary(form: DecodeForm) -> str:
     split = "a pair splits K" if form.cluster_ctas == 2 else "one CTA a tile"
+    if form.token_parts > 1:
+        split = f"{form.token_parts} CTAs split the tokens"
     norm = ""
     if form.stage == "tail":
         norm = ", no norm" if not form.fused_norm else ", norm fused"
@@ -174,12 +179,12 @@ def _tile_constants(model: Model, form: DecodeForm, arch_family: str) -> tuple[C
     return (
         Constant("kBlockM", form.block_m, "weight rows of a tile (a shared tile: half gate, half up)"),
         Constant("kBlockK", rules.block_k, "elements of a K chunk: one 128-byte swizzled row"),
-        Constant("kNPad", form.n_pad, f"tokens of the MMA; those past num_tokens {missing}"),
+        Constant("kNPad", mma_tokens(form), f"tokens of the MMA; those past num_tokens {missing}"),
         Constant("kSplitFinalize", form.split_finalize, "each CTA of a pair finishes half of the tokens"),
-        Constant("kFinalTokens", final_tokens(form.n_pad, form.split_finalize), "tokens that a CTA finishes"),
+        Constant("kFinalTokens", final_tokens(form), "tokens that a CTA finishes"),
         Constant("kNumStages", form.num_stages, "ring stages"),
         Constant("kChunkABytes", a_chunk_bytes(rules, form.block_m), "one K chunk of weights"),
-        Constant("kChunkBBytes", b_chunk_bytes(rules, form.n_pad), "one K chunk of tokens"),
+        Constant("kChunkBBytes", b_chunk_bytes(rules, mma_tokens(form)), "one K chunk of tokens"),
     )
 
 
@@ -208,6 +213,18 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
             (Constant("kPadBytes", pad, "behind a stage's weights: the rows that its up half is short of 64"),)
             * (pad > 0)
         ),
+    )
+
+
+def _token_part_constants(form: DecodeForm) -> tuple[Constant, ...]:
+    parts = Constant("kTokenParts", form.token_parts, "CTAs of a tile that split the tokens")
+    if form.token_parts == 1:
+        return (parts,)
+    down, up = larger_half(form.k2_chunks), larger_half(form.k1_chunks)
+    return (
+        parts,
+        Constant("kFirstDownChunks", down, "shared-down chunks of the first sum: rank 0's of a pair that splits K"),
+        Constant("kFirstUpChunks", up, "up chunks of the first sum"),
     )
 
 
@@ -348,8 +365,8 @@ def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
 
 
 def _token_map(model: Model, form: DecodeForm, arch_family: str, name: str, view: str = "chunks") -> TensorMapEntry:
-    box = (model.decode.block_k, form.n_pad, form.chunks_per_stage)
-    return TensorMapEntry(name, name, view, box, clips_tokens(arch_family))
+    box = (model.decode.block_k, mma_tokens(form), form.chunks_per_stage)
+    return TensorMapEntry(name, name, view, box, form.token_parts if clips_tokens(arch_family) else 0)
 
 
 def _front_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:

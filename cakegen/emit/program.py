@@ -61,10 +61,10 @@ class SharedPart:
 
 
 def _map_facts(entry: TensorMapEntry) -> dict[str, object]:
-    """A map's part of a program's name; a clip that is not there is left out, so that it renames no other program."""
+    """A map's part of a program's name; parts that are not there are left out, so that they rename no other program."""
     facts = asdict(entry)
-    if not entry.clip_to_tokens:
-        del facts["clip_to_tokens"]
+    if not entry.token_parts:
+        del facts["token_parts"]
     return facts
 
 

@@ -23,6 +23,7 @@ from cakegen.plan.smem import (
     decode_smem,
     landing_bytes,
     larger_half,
+    mma_tokens,
 )
 
 # Hopper's MMA warps free a stage when they have issued the next one: with a single stage neither side could move.
@@ -72,12 +73,11 @@ def plan_ring(
     The count can be 0; `refuse_misfit` says so with the arithmetic.
     """
     rules = model.decode
-    alias = is_alias(shape, cluster_ctas, model)
-    split = is_split(shape, cluster_ctas, model)
-    landing = 0 if alias else landing_bytes(rules, shape.n_pad, cluster_ctas, split)
+    form = base_form(shape, cluster_ctas, model)
+    landing = 0 if form.landing_alias else landing_bytes(rules, form)
     limit = device.max_dynamic_smem_bytes
     free = limit - rules.barrier_bytes - rules.flag_bytes - landing - extra_bytes
-    stage = chunks_per_stage * (a_chunk_bytes(rules, shape.block_m) + b_chunk_bytes(rules, shape.n_pad))
+    stage = chunks_per_stage * (a_chunk_bytes(rules, shape.block_m) + b_chunk_bytes(rules, mma_tokens(form)))
     stage += a_pad_bytes(rules, shape.stage, shape.block_m)
     fits = max(0, free // stage)
     arithmetic = (
@@ -97,7 +97,7 @@ def base_form(shape: DecodeShape, cluster_ctas: int, model: Model) -> DecodeForm
         num_stages=0,
         chunks_per_stage=1,
         cluster_ctas=cluster_ctas,
-        grid_ctas=cluster_ctas * shape.tiles,
+        grid_ctas=cluster_ctas * shape.token_parts * shape.tiles,
         router_tiles=shape.router_tiles,
         latent_tiles=shape.latent_tiles,
         shared_tiles=shape.shared_tiles,
@@ -115,6 +115,7 @@ def base_form(shape: DecodeShape, cluster_ctas: int, model: Model) -> DecodeForm
         wide_wait=False,
         landing_alias=is_alias(shape, cluster_ctas, model),
         split_finalize=is_split(shape, cluster_ctas, model),
+        token_parts=shape.token_parts,
         needs_residency=False,
         symbol="",
     )
@@ -138,6 +139,7 @@ def spell_symbol(form: DecodeForm, model: Model) -> str:
         ("_ww", form.wide_wait),
         ("_la", form.landing_alias),
         ("_sf", form.split_finalize),
+        (f"_tt{form.token_parts}", form.token_parts > 1),
         (f"_kt{form.k1_ragged_cols}", form.k1_ragged_cols),
     )
     return head + "".join(suffix for suffix, is_set in suffixes if is_set)
@@ -229,7 +231,8 @@ def n_pad_rule(shape: DecodeShape, model: Model) -> Rule:
 
 def grid_rule(form: DecodeForm) -> Rule:
     """How the grid follows from tiles and cluster."""
-    return Rule("grid_ctas", form.grid_ctas, f"{form.tiles} tiles * {form.cluster_ctas} CTAs")
+    ctas = form.cluster_ctas * form.token_parts
+    return Rule("grid_ctas", form.grid_ctas, f"{form.tiles} tiles * {ctas} CTAs")
 
 
 def alias_rule(form: DecodeForm, model: Model) -> Rule:

@@ -60,24 +60,41 @@ def plan_decode_tail(shape: DecodeShape, model: Model, device: DeviceFacts) -> T
     """
     pair = pair_rule(shape, device)
     # 1. The preferred partition, norm fused. 2. Where its grid can't be resident but must: one CTA a tile.
+    parts = _token_parts_rule(shape, pair, model)
     rungs = [pair]
-    if pair.value == 2:
+    if parts.value == 2:
+        shape = replace(shape, token_parts=2)
+        rungs = [Rule("cluster_ctas", 1, f"2 * {shape.tiles} CTAs split the tokens: none needs another's sums")]
+    elif pair.value == 2:
         short = f"{shape.tiles} pairs can't be resident ({device.resident_pairs} can): one CTA a tile"
         rungs.append(Rule("cluster_ctas", 1, short))
     for partition in rungs:
-        plan = _fused(shape, partition, model, device)
+        plan = _fused(shape, partition, parts, model, device)
         if not plan.form.needs_residency or is_resident(plan.form, device):
             return plan
     # 3. A norm launch, then a form without the counter.
-    return _unfused(shape, pair, model, device)
+    return _unfused(shape, pair, parts, model, device)
 
 
 def is_resident(form: DecodeForm, device: DeviceFacts) -> bool:
     """Whether the whole grid of a form runs at once."""
-    return form.tiles <= (device.resident_pairs if form.cluster_ctas == 2 else device.sm_count)
+    if form.cluster_ctas == 2:
+        return form.tiles <= device.resident_pairs
+    return form.grid_ctas <= device.sm_count
 
 
-def _fused(shape: DecodeShape, partition: Rule, model: Model, device: DeviceFacts) -> TailPlan:
+def _token_parts_rule(shape: DecodeShape, pair: Rule, model: Model) -> Rule:
+    """Whether two CTAs of a tile split the tokens (value 2): they exchange no sums, but both load all weights."""
+    least, most, chunks = model.decode.split_tokens_n_pad, model.decode.split_tokens_max_chunks, sum(shape.segments)
+    splits = pair.value == 2 and 0 < least <= shape.n_pad and chunks <= most
+    reason = (
+        f"{pair.value} CTAs a tile (needs 2), n_pad {shape.n_pad} (from {least}; 0: never), {chunks} K chunks (at most"
+        f" {most}), which both would load"
+    )
+    return Rule("token_parts", 2 if splits else 1, reason)
+
+
+def _fused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, device: DeviceFacts) -> TailPlan:
     cluster = 2 if partition.value == 2 else 1
     operands = _operands(shape, cluster, model, device)
     stages, ring_rule = _tail_stages(shape, operands.ring, _min_stages(operands, model), model)
@@ -98,7 +115,7 @@ def _fused(shape: DecodeShape, partition: Rule, model: Model, device: DeviceFact
     refuse_misfit(form, operands.ring, model, device)
     form = replace(form, symbol=spell_symbol(form, model))
     rules = (
-        *_first_rules(shape, partition, form, model),
+        *_first_rules(shape, partition, parts, form, model),
         Rule("fused_norm", True, _residency_reason(form, device)),
         *operands.rules,
         gate_rule,
@@ -109,7 +126,7 @@ def _fused(shape: DecodeShape, partition: Rule, model: Model, device: DeviceFact
     return TailPlan(form, rules)
 
 
-def _unfused(shape: DecodeShape, partition: Rule, model: Model, device: DeviceFacts) -> TailPlan:
+def _unfused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, device: DeviceFacts) -> TailPlan:
     cluster = 2 if partition.value == 2 else 1
     ring = plan_ring(shape, cluster, 1, 0, model, device)
     stages, ring_rule = _tail_stages(shape, ring, model.decode.small_min_stages_plain, model)
@@ -121,7 +138,7 @@ def _unfused(shape: DecodeShape, partition: Rule, model: Model, device: DeviceFa
         " own counter could not be resident, so the norm is a launch of its own"
     )
     rules = (
-        *_first_rules(shape, partition, form, model),
+        *_first_rules(shape, partition, parts, form, model),
         Rule("fused_norm", False, reason),
         ring_rule,
         Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
@@ -129,10 +146,11 @@ def _unfused(shape: DecodeShape, partition: Rule, model: Model, device: DeviceFa
     return TailPlan(form, rules)
 
 
-def _first_rules(shape: DecodeShape, partition: Rule, form: DecodeForm, model: Model) -> tuple[Rule, ...]:
+def _first_rules(shape: DecodeShape, partition: Rule, parts: Rule, form: DecodeForm, model: Model) -> tuple[Rule, ...]:
     depth = Rule("chunks_per_stage", 1, "the tail streams two segments, a chunk a stage")
     return (
         n_pad_rule(shape, model),
+        parts,
         partition,
         Rule("block_m", form.block_m, f"{form.tiles} tiles of {form.block_m} rows"),
         grid_rule(form),
@@ -147,7 +165,7 @@ def _residency_reason(form: DecodeForm, device: DeviceFacts) -> str:
         return "each CTA normalises the rows it multiplies: none waits for another"
     if form.cluster_ctas == 2:
         return f"CTAs wait for the norm's counter; {form.tiles} pairs <= {device.resident_pairs} resident pairs"
-    return f"CTAs wait for the norm's counter; {form.tiles} CTAs <= {device.sm_count} SMs"
+    return f"CTAs wait for the norm's counter; {form.grid_ctas} CTAs <= {device.sm_count} SMs"
 
 
 def _resident_limit(down: int, staged: bool, model: Model) -> tuple[int, str]:
@@ -165,6 +183,8 @@ def _operands(shape: DecodeShape, cluster: int, model: Model, device: DeviceFact
     resident_size, staged_size = resident_bytes(shape, cluster, model), staged_bytes(shape, model)
     possible = shape.partials == 1 and down <= rules.staged_max_down_units
     limit, why = _resident_limit(down, possible, model)
+    if shape.token_parts > 1:
+        limit, why = 0, "CTAs that split the tokens keep none"
     resident = shape.tokens <= limit
     staged = possible and resident
     staged_why = f"P = {shape.partials} (needs 1), {down} down units (at most {rules.staged_max_down_units})"

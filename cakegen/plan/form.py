@@ -34,6 +34,7 @@ def form_of(launch: Launch) -> Hashable:
                     ("wide_wait", form.wide_wait),
                     ("landing_alias", form.landing_alias),
                     ("split_finalize", form.split_finalize),
+                    ("split_tokens", form.token_parts > 1),
                     ("needs_residency", form.needs_residency),
                     ("ragged", form.k1_ragged_cols > 0),
                 )

@@ -51,6 +51,8 @@ class DecodeForm:
         The partner's sums land in the drained ring.
     split_finalize
         Each CTA of a pair finishes half of the tokens; else rank 0 finishes all.
+    token_parts
+        CTAs of a tile that split the tokens: 2, each of which multiplies all of K for its half of them, or 1.
     needs_residency
         CTAs wait for each other through a counter in global memory, so the whole grid must be resident (cooperative).
     """
@@ -80,6 +82,7 @@ class DecodeForm:
     wide_wait: bool
     landing_alias: bool
     split_finalize: bool
+    token_parts: int
     needs_residency: bool
     symbol: str
 

@@ -29,6 +29,7 @@ class DecodeShape:
     k1_cols: int
     k1_ragged_cols: int
     out_cols: int
+    token_parts: int = 1
 
     @property
     def tiles(self) -> int:

@@ -73,21 +73,26 @@ def b_chunk_bytes(rules: DecodeRules, n_pad: int) -> int:
     return n_pad * rules.block_k * BF16_BYTES
 
 
-def final_tokens(n_pad: int, split_finalize: bool) -> int:
-    """Token rows that one CTA finishes."""
-    return n_pad // 2 if split_finalize else n_pad
+def final_tokens(form: DecodeForm) -> int:
+    """Token rows that one CTA finishes: those that it multiplies, or half of them."""
+    return mma_tokens(form) // 2 if form.split_finalize else mma_tokens(form)
 
 
-def landing_bytes(rules: DecodeRules, n_pad: int, cluster_ctas: int, split_finalize: bool) -> int:
+def mma_tokens(form: DecodeForm) -> int:
+    """Token rows that one CTA multiplies."""
+    return form.n_pad // form.token_parts
+
+
+def landing_bytes(rules: DecodeRules, form: DecodeForm) -> int:
     """Where the partner's sums land: all rows of two MMAs, in fp32, in a pair, else a fixed reserve."""
-    if cluster_ctas != 2:
+    if form.cluster_ctas != 2:
         return rules.single_landing_bytes
-    return final_tokens(n_pad, split_finalize) * 2 * MMA_ROWS * FP32_BYTES
+    return final_tokens(form) * 2 * MMA_ROWS * FP32_BYTES
 
 
 def pushed_bytes(form: DecodeForm) -> int:
     """What the partner hands over: fp32 sums of the tile's rows and of the tokens that a CTA finishes."""
-    return final_tokens(form.n_pad, form.split_finalize) * form.block_m * FP32_BYTES
+    return final_tokens(form) * form.block_m * FP32_BYTES
 
 
 def row_bytes(model: Model) -> int:
@@ -160,11 +165,11 @@ def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
     """
     rules = model.decode
     landing = rules.barrier_bytes + rules.flag_bytes
-    landing_size = landing_bytes(rules, form.n_pad, form.cluster_ctas, form.split_finalize)
+    landing_size = landing_bytes(rules, form)
     a_ring = landing if form.landing_alias else landing + landing_size
     a_stage = form.chunks_per_stage * a_chunk_bytes(rules, form.block_m)
     a_stage += a_pad_bytes(rules, form.stage, form.block_m)
-    b_stage = form.chunks_per_stage * b_chunk_bytes(rules, form.n_pad)
+    b_stage = form.chunks_per_stage * b_chunk_bytes(rules, mma_tokens(form))
     b_ring = a_ring + form.num_stages * a_stage
     resident = b_ring + form.num_stages * b_stage
     up_chunks = max(share.k1_count for share in unit_shares(form)) * form.chunks_per_stage
@@ -191,6 +196,6 @@ def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
         norm_weight_offset=norm_weight,
         norm_weight_bytes=norm_weight_size,
         staging_offset=a_ring + (landing_size if form.landing_alias else 0),
-        staging_bytes=staging_bytes(form.block_m, form.stage, final_tokens(form.n_pad, form.split_finalize)),
+        staging_bytes=staging_bytes(form.block_m, form.stage, final_tokens(form)),
         total_bytes=norm_weight + norm_weight_size,
     )

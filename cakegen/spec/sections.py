@@ -111,6 +111,8 @@ class DecodeSection(Section):
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]
+    split_tokens_n_pad: Annotated[int, Field(ge=0, le=0, description="no kernel of Blackwell's splits the tokens")]
+    split_tokens_max_chunks: Count
     narrow_block_m: Annotated[int, Field(ge=0, le=0, description="Blackwell's MMA has 128 rows, all of one tile")]
     narrow_n_pad: Annotated[int, Field(ge=0, le=0, description="there is no narrow tile")]
 
@@ -127,6 +129,8 @@ class DecodeSm90Section(Section):
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]
+    split_tokens_n_pad: Annotated[Literal[0, 64, 128, 160, 192], Field(description="halves are whole 16-token groups")]
+    split_tokens_max_chunks: Count
     narrow_block_m: NarrowTile
     narrow_n_pad: Annotated[int, Field(ge=0, le=256)]
 

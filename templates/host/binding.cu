@@ -1,3 +1,5 @@
+//% set token_maps = spec.tensor_maps | selectattr("token_parts") | list
+//% set parts = token_maps[0].token_parts if token_maps else 1
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
 // can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
@@ -61,10 +63,20 @@ void run(
     TVM_FFI_CHECK(grid_x == Cfg::kGridCtas && grid_y == 1 && grid_z == 1, ValueError)
         << kProgram << ": needs a grid of (" << Cfg::kGridCtas << ", 1, 1) CTAs; got (" << grid_x << ", " << grid_y
         << ", " << grid_z << ")";
+//% if parts > 1
+    constexpr int kMostTokens = Cfg::kTokenParts * Cfg::kNPad;
+    TVM_FFI_CHECK(num_tokens >= 1 && num_tokens <= kMostTokens, ValueError)
+        << kProgram << ": takes 1 to " << kMostTokens << " tokens; got " << num_tokens;
+//% else
     TVM_FFI_CHECK(num_tokens >= 1 && num_tokens <= Cfg::kNPad, ValueError)
         << kProgram << ": takes 1 to " << Cfg::kNPad << " tokens; got " << num_tokens;
 //% endif
-//% if spec.tensor_maps | selectattr("clip_to_tokens") | list
+//% endif
+//% if token_maps and parts > 1
+    // A box of tokens is as high as the part of one CTA, the larger where they differ.
+    const uint32_t box_tokens = static_cast<uint32_t>((num_tokens + Cfg::kTokenParts - 1) / Cfg::kTokenParts);
+    const bool whole_boxes = box_tokens == Cfg::kNPad;
+//% elif token_maps
     // A box of tokens is as high as there are tokens, and of one chunk where they are fewer than the kernel's.
     const uint32_t box_tokens = static_cast<uint32_t>(num_tokens);
     const bool whole_boxes = num_tokens == Cfg::kNPad;
@@ -72,7 +84,7 @@ void run(
 //% for map in spec.tensor_maps
     CUtensorMap ${(map.name ~ "_map") | ident} = cake_host::encode_map(
         ${(map.operand ~ "_tiles") | ident}, device,
-//% if map.clip_to_tokens
+//% if map.token_parts
         {${(map.view == "chunks") | boolean}, ${map.box[0] | i32}, box_tokens, whole_boxes ? ${map.box[2] | i32}u : 1u},
 //% else
         {${(map.view == "chunks") | boolean}, ${map.box[0] | i32}, ${map.box[1] | i32}, ${map.box[2] | i32}},

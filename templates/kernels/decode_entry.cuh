@@ -64,6 +64,8 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
     const u32 rank = Cfg::kClusterCtas == 2 ? cluster_ctarank() : 0;
 //% if front
     const Tile tile = tile_of(blockIdx.x / Cfg::kClusterCtas);
+//% elif spec.arch_family == "sm90" and spec.value("kTokenParts") > 1
+    const u32 tile_row = blockIdx.x / Cfg::kTokenParts * Cfg::kBlockM;
 //% else
     const u32 tile_row = blockIdx.x / Cfg::kClusterCtas * Cfg::kBlockM;
 //% endif

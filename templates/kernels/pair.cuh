@@ -183,11 +183,13 @@ struct TokenRange {
     u32 count;
 };
 
+//% if spec.role == "decode_front" or spec.arch_family == "sm100" or spec.value("kTokenParts") == 1
 __device__ __forceinline__ TokenRange final_tokens(u32 rank, u32 num_tokens) {
     const u32 first = Cfg::kFinalTokens < Cfg::kNPad ? rank * Cfg::kFinalTokens : 0;
     return {first, num_tokens > first ? min(num_tokens - first, static_cast<u32>(Cfg::kFinalTokens)) : 0};
 }
 
+//% endif
 // Output rows are staged over the drained ring as [token][weight row], then leave in 16-byte stores. The pitch is 16
 // bytes more than a row, which spreads 8 tokens over all banks.
 __device__ constexpr u32 staging_pitch(u32 row_bytes) {

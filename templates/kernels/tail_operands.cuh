@@ -54,6 +54,9 @@ __device__ __forceinline__ bool is_down(const Share& share, u32 unit) {
 }
 
 //% set clipped = spec.arch_family == "sm90"
+//% set split = clipped and spec.value("kTokenParts") > 1
+//% set tokens = "loaded_tokens(operands.num_tokens)" if split else "operands.num_tokens"
+//% set row = "first_row" if split else "0"
 // The tokens' box of a down unit, always; of an up unit unless y is resident.
 //% if clipped
 __device__ __forceinline__ u32 unit_bytes(bool down, u32 num_tokens) {
@@ -68,7 +71,7 @@ __device__ __forceinline__ u32 unit_bytes(bool down) {
 __device__ __forceinline__ void load_unit_weights(
     const Operands& operands, const Share& share, u32 tile_row, u32 unit, u32 a, u32 full) {
 //% if clipped
-    mbarrier_arrive_expect_tx(full, unit_bytes(is_down(share, unit), operands.num_tokens));
+    mbarrier_arrive_expect_tx(full, unit_bytes(is_down(share, unit), ${tokens | code}));
 //% else
     mbarrier_arrive_expect_tx(full, unit_bytes(is_down(share, unit)));
 //% endif
@@ -136,6 +139,9 @@ __device__ __forceinline__ void produce(
 //% if spec.value("kIssueGate")
     mbarrier_wait(smem + Cfg::kRowsIssuedOffset, 0, watch);
 //% endif
+//% if split
+    const u32 first_row = first_loaded(operands.num_tokens);
+//% endif
     Ring ring;
     for (u32 unit = 0; unit < units; ++unit) {
 //% if spec.value("kStaggerUnits")
@@ -148,7 +154,7 @@ __device__ __forceinline__ void produce(
         const u32 full = smem + Cfg::kStageFullOffset + ring.stage * 8;
         const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
         if (is_down(share, unit)) {
-            tma_load_3d(b, operands.shared_act_map, 0, 0, share.first_down + unit, full);
+            tma_load_3d(b, operands.shared_act_map, 0, ${row | code}, share.first_down + unit, full);
         } else if constexpr (!Cfg::kResidentB) {
 //% if spec.value("kFusedNorm") and not spec.value("kResidentB")
             if (unit == share.down) {
@@ -164,7 +170,7 @@ __device__ __forceinline__ void produce(
                 wait_for_y(operands, smem, watch);
             }
 //% endif
-            load_up_chunk(b, operands.y_map, 0, operands.up_col0, share.first_up + unit - share.down, full);
+            load_up_chunk(b, operands.y_map, ${row | code}, operands.up_col0, share.first_up + unit - share.down, full);
         }
         ring.advance();
     }

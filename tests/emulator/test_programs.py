@@ -55,7 +55,7 @@ def test_cut_tiles_are_summed_by_the_last_segment(registry: Registry, case: Case
 
 
 def test_aligned_quarters_follow_whole_tiles(registry: Registry) -> None:
-    model, case = tiny_quarters_model(256), Case("front", 8, 140, sm_count=8)
+    model, case = tiny_quarters_model(256), Case("front", 8, 200, sm_count=8)
     parameters = dict(case.plan(model).launches[-1].parameters)
     assert [parameters[name] for name in ("full_items", "sk_ipc", "sk_max_seg", "sk_total")] == [4, 2, 4, 8]
     same_under_all_schedules(dataclasses.replace(registry, model=model), case)

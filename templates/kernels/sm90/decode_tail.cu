@@ -1,3 +1,13 @@
+//% set split = spec.value("kTokenParts") > 1
+//% if split
+// Pipeline of one CTA (the two of a tile split the tokens; each runs this alone). K runs over the shared-down chunks
+// first, then over the up chunks:
+//
+//   producer warp --TMA--> shared_down | up weights, shared_act | y ring --wgmma--> MMA warpgroup --staging--> out
+//        ^                                                            |
+//        +------------------------- stage_empty ---------------------+
+//
+//% else
 // Pipeline of one CTA (a pair splits K; both ranks run this). K runs over the shared-down chunks first, then over
 // the up chunks, into one accumulator:
 //
@@ -5,6 +15,7 @@
 //        ^                                                            |
 //        +------------------------- stage_empty ---------------------+   rank --st.async--> partner (partner_sum)
 //
+//% endif
 //% if spec.value("kFusedNorm")
 //% if spec.value("kResidentB")
 //   norm warps: all rows -> y of the own up chunks, resident in shared memory (y_resident) --wgmma--> MMA warpgroup
@@ -38,6 +49,55 @@
 
 // ---- MMA warpgroup ----
 
+//% if split
+// Adds the next `units` units. A stage is free once the wgmmas of the next one are issued and at most that one group is
+// unfinished.
+__device__ __forceinline__ void accumulate(
+    Accumulators& acc, Ring& ring, u32 units, const Fragment& at, u32 smem, const Watch& watch) {
+    u32 previous_empty = 0;
+    wgmma_pin(acc[0]);
+    wgmma_pin(acc[1]);
+#pragma unroll 1
+    for (u32 unit = 0; unit < units; ++unit) {
+        const u32 a = smem + Cfg::kARingOffset + ring.stage * Cfg::kChunkABytes;
+        const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
+        mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
+        wgmma_fence();
+        multiply_chunk(acc, a, Cfg::kChunkABytes / 2, b);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        if (unit > 0 && at.lane == 0) {
+            mbarrier_arrive(previous_empty);
+        }
+        previous_empty = smem + Cfg::kStageEmptyOffset + ring.stage * 8;
+        ring.advance();
+    }
+    wgmma_wait_group<0>();
+    wgmma_pin(acc[0]);
+    wgmma_pin(acc[1]);
+    if (units > 0 && at.lane == 0) {
+        mbarrier_arrive(previous_empty);
+    }
+}
+
+// All of K, as two sums: of the chunks that either rank of a pair has which splits K. So a token gets the same bits.
+__device__ __forceinline__ void accumulate(
+    Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
+    Accumulators others = {};
+    Ring ring;
+    accumulate(acc, ring, Cfg::kFirstDownChunks, at, smem, watch);
+    accumulate(others, ring, Cfg::kRank0DownChunks - Cfg::kFirstDownChunks, at, smem, watch);
+    accumulate(acc, ring, Cfg::kFirstUpChunks, at, smem, watch);
+    accumulate(others, ring, Cfg::kRank0UpChunks - Cfg::kFirstUpChunks, at, smem, watch);
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+        for (u32 i = 0; i < Cfg::kNPad / 2; ++i) {
+            acc[half][i] += others[half][i];
+        }
+    }
+}
+//% else
 // Sums over this CTA's units. A stage is free once the wgmmas of the next one are issued and at most that one group
 // is unfinished.
 __device__ __forceinline__ void accumulate(
@@ -75,6 +135,7 @@ __device__ __forceinline__ void accumulate(
     wgmma_pin(acc[0]);
     wgmma_pin(acc[1]);
 }
+//% endif
 
 __device__ __forceinline__ void multiply_and_store(
     const Operands& operands, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
@@ -82,7 +143,11 @@ __device__ __forceinline__ void multiply_and_store(
     // The tokens come from an earlier launch, which may still read `out` too. From here on waits are bounded.
     griddepcontrol_wait();
     Accumulators acc = {};
+//% if split
+    accumulate(acc, at, smem, watch);
+//% else
     accumulate(acc, at, rank, smem, watch);
+//% endif
 //% if spec.value("kClusterCtas") == 2
     // Only here does it matter that the partner has started.
     cluster_wait();
@@ -100,9 +165,16 @@ __device__ __forceinline__ void multiply_and_store(
     stage_bf16(sums[0], at, staging, kPitch, 0);
     stage_bf16(sums[1], at, staging, kPitch, 64);
     named_barrier_sync(Cfg::kMmaBarrier, 128);
+//% if split
+    const TokenRange own = final_tokens(operands.num_tokens);
+    store_staged<Cfg::kBlockM, 2>(
+        staging + (own.first - first_loaded(operands.num_tokens)) * kPitch, at.thread, operands.out,
+        operands.out_pitch, tile_row, Cfg::kOutCols, own);
+//% else
     store_staged<Cfg::kBlockM, 2>(
         staging, at.thread, operands.out, operands.out_pitch, tile_row, Cfg::kOutCols,
         final_tokens(rank, operands.num_tokens));
+//% endif
 }
 //% if spec.value("kFusedNorm")
 
@@ -113,7 +185,7 @@ __device__ __forceinline__ void multiply_and_store(
 
 /*% include "kernels/decode_entry.cuh" %*/
     if (warp < 4) {
-        clear_missing_rows(operands.num_tokens, smem);
+        clear_missing_rows(${("loaded_tokens(operands.num_tokens)" if split else "operands.num_tokens") | code}, smem);
         multiply_and_store(operands, tile_row, rank, smem, watch);
     } else if (warp == Cfg::kProducerWarp) {
         if (lane_id() == 0) {
