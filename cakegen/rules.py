@@ -49,6 +49,8 @@ class DecodeRules:
         Weight stages that the front issues before it waits for an earlier launch, in an ordinary launch.
     overlap_ahead_n_pad
         Up to this token tile, a launch that overlaps the one before it issues its whole ring of weights first.
+    overlap_min_sm_percent
+        A launch of CTAs without a partner overlaps the one before it where it has CTAs for so many percent of the SMs.
     stagger_units, split_finalize_n_pad
         The unit before which a staggered fill pauses; the token tile from which on both CTAs finish (0: rank 0 alone).
     split_tokens_n_pad, split_tokens_max_chunks
@@ -82,6 +84,7 @@ class DecodeRules:
     issue_ahead: int
     front_ahead: int
     overlap_ahead_n_pad: int
+    overlap_min_sm_percent: int
     stagger_units: int
     split_finalize_n_pad: int
     split_tokens_n_pad: int

@@ -95,6 +95,7 @@ def _draw(chance: random.Random, seed: int) -> Model:
             alias_min_chunks=chance.choice((2, 8, 4096)),
             resident_tokens_staged=chance.randint(0, 32),
             split_finalize_n_pad=chance.choice((0, 16, 32, 128)),
+            overlap_min_sm_percent=chance.choice((0, 75)),
             split_tokens_n_pad=chance.choice((0, 64, 128)),
             split_tokens_max_chunks=chance.choice((4, 64)),
             narrow_block_m=chance.choice((0, 64, 96)),

@@ -171,6 +171,7 @@ def plan_decode_front(shape: DecodeShape, model: Model, device: DeviceFacts) -> 
         depth_rule,
         alias_rule(form, model),
         split_rule(form, model),
+        overlap_rule(form, model, device),
         Rule("num_stages", ring.num_stages, ring.arithmetic),
         Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
     )
@@ -221,6 +222,21 @@ def weights_ahead(form: DecodeForm, model: Model, overlap: bool) -> int:
     if overlap and form.n_pad <= rules.overlap_ahead_n_pad:
         return form.num_stages
     return min(rules.front_ahead, form.num_stages) if form.stage == "front" else form.issue_gate
+
+
+def overlap_rule(form: DecodeForm, model: Model, device: DeviceFacts) -> Rule:
+    """Whether a launch may overlap the one before it.
+
+    Its CTAs then take the SMs that fall free one by one. A pair takes both of a TPC; CTAs without a partner, where they
+    are far fewer than the SMs, come to share TPCs of which they could have had one each.
+    """
+    least = model.decode.overlap_min_sm_percent
+    percent = 100 * form.grid_ctas // device.sm_count
+    reason = (
+        f"cluster {form.cluster_ctas} (needs 2, or CTAs for {least} % of the SMs; {form.grid_ctas} are {percent} % of"
+        f" {device.sm_count})"
+    )
+    return Rule("overlap", form.cluster_ctas == 2 or percent >= least, reason)
 
 
 def n_pad_rule(shape: DecodeShape, model: Model) -> Rule:
@@ -309,8 +325,8 @@ def _refuse_staging(where: str, form: DecodeForm, layout: DecodeSmem) -> None:
 
 
 def down_units(shape: DecodeShape, cluster_ctas: int) -> int:
-    """Shared-down units of rank 0."""
-    return shape.k2_chunks if cluster_ctas == 1 else larger_half(shape.k2_chunks)
+    """Shared-down units that a CTA waits for: of rank 0, or half of those that two CTAs load both."""
+    return shape.k2_chunks if cluster_ctas * shape.token_parts == 1 else larger_half(shape.k2_chunks)
 
 
 def resident_bytes(shape: DecodeShape, cluster_ctas: int, model: Model) -> int:

@@ -15,6 +15,7 @@ from cakegen.plan.decode import (
     down_units,
     grid_rule,
     n_pad_rule,
+    overlap_rule,
     pair_rule,
     plan_ring,
     refuse_misfit,
@@ -123,7 +124,7 @@ def _fused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, devic
         *_wide_rules(shape, form, model),
         Rule("needs_residency", form.needs_residency, _residency_reason(form, device)),
     )
-    return TailPlan(form, rules)
+    return TailPlan(form, (*rules, overlap_rule(form, model, device)))
 
 
 def _unfused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, device: DeviceFacts) -> TailPlan:
@@ -143,7 +144,7 @@ def _unfused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, dev
         ring_rule,
         Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
     )
-    return TailPlan(form, rules)
+    return TailPlan(form, (*rules, overlap_rule(form, model, device)))
 
 
 def _first_rules(shape: DecodeShape, partition: Rule, parts: Rule, form: DecodeForm, model: Model) -> tuple[Rule, ...]:

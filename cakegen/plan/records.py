@@ -142,12 +142,16 @@ class GemmForm:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch of a plan: the program by its logical key, the grid in CTAs, run-time parameters by name."""
+    """One kernel launch of a plan: the program by its logical key, the grid in CTAs, run-time parameters by name.
+
+    `overlap`: a caller may have it overlap the launch before it, if its program can.
+    """
 
     key: str
     grid_ctas: tuple[int, int, int]
     parameters: tuple[tuple[str, int], ...]
     form: DecodeForm | NormForm | GemmForm
+    overlap: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import functools
 from cakegen.arch import architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan.decode import plan_decode_front, weights_ahead
+from cakegen.plan.decode import overlap_rule, plan_decode_front, weights_ahead
 from cakegen.plan.decode_tail import plan_decode_tail
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.prefill import plan_prefill
@@ -110,7 +110,7 @@ def decode_launch(form: DecodeForm, model: Model, device: DeviceFacts) -> Launch
     """A decode form as an ordinary launch; its other run-time arguments follow from the operands alone."""
     parameters = (("weights_ahead", weights_ahead(form, model, False)),)
     key = f"decode:{form.symbol}{architecture(device.arch).key_suffix}"
-    return Launch(key, (form.grid_ctas, 1, 1), parameters, form)
+    return Launch(key, (form.grid_ctas, 1, 1), parameters, form, bool(overlap_rule(form, model, device).value))
 
 
 def _plan_prefill(

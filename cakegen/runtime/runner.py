@@ -274,7 +274,7 @@ def decide_overlap(
         As in `bind_program`.
     """
     values = dict(launch.parameters)
-    if overlap and record.overlap:
+    if overlap and launch.overlap and record.overlap:
         record = dataclasses.replace(record, programmatic=True)
         if isinstance(launch.form, DecodeForm):
             values["weights_ahead"] = weights_ahead(launch.form, model, True)

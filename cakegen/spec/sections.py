@@ -107,6 +107,7 @@ class DecodeSection(Section):
     issue_ahead: Stages
     front_ahead: Count
     overlap_ahead_n_pad: Annotated[int, Field(ge=0, le=256)]
+    overlap_min_sm_percent: Percent
     stagger_units: Count
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
@@ -126,6 +127,7 @@ class DecodeSm90Section(Section):
     alias_n_pad: HopperTokenTile
     alias_min_chunks: Count
     resident_tokens_staged: Count
+    overlap_min_sm_percent: Percent
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]

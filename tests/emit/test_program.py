@@ -43,9 +43,9 @@ def test_only_a_clipped_map_renames_its_program(spec: ProgramSpec) -> None:
     """Tables speak of programs by name, and most have no such map."""
     entry = TensorMapEntry("y_workspace", "y_workspace", "chunks", (64, 8, 1))
     whole = dataclasses.replace(spec, tensor_maps=(entry,))
-    clipped = dataclasses.replace(spec, tensor_maps=(dataclasses.replace(entry, clip_to_tokens=True),))
-    assert "clip_to_tokens" not in whole.canonical
-    assert '"clip_to_tokens":true' in clipped.canonical
+    clipped = dataclasses.replace(spec, tensor_maps=(dataclasses.replace(entry, token_parts=2),))
+    assert "token_parts" not in whole.canonical
+    assert '"token_parts":2' in clipped.canonical
     assert whole.name != clipped.name
 
 

@@ -66,7 +66,7 @@ def test_grids_are_whole_clusters(registry: Registry) -> None:
 
 def test_hopper_decode_clips_its_boxes_of_tokens_and_nothing_else_does(registry: Registry) -> None:
     for program in registry.programs.values():
-        clipped = [entry for entry in program.tensor_maps if entry.clip_to_tokens]
+        clipped = [entry for entry in program.tensor_maps if entry.token_parts]
         expected = {"decode_front": ["x"], "decode_tail": ["shared_act", "y_workspace"]}
         hopper = "sm_90a" in program.arches
         assert [entry.name for entry in clipped] == (expected.get(program.role, []) if hopper else []), program.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterable
 
 from models import kimi_k3_model, one_tile_models, tiny_model, tiny_quarters_model, tiny_ragged_model
@@ -53,8 +54,16 @@ def test_tiny_reaches_every_hopper_decode_form() -> None:
     large = forms(kimi, "sm_90a", (40, *sm_counts(kimi, "sm_90a"), 144, 148, 152, 160), HOPPER_TOKENS)
     small = forms(tiny, "sm_90a", sm_counts(tiny, "sm_90a"), HOPPER_TOKENS)
     # its 512 columns end inside a chunk at TP 16 only, where one chunk is left and no pair can split it
-    ragged_pairs = {form for form in large if has(form, "ragged", ("cluster_ctas", 2))}
-    assert small == large - ragged_pairs
+    ragged = {form for form in large if has(form, "ragged")}
+    ragged_pairs = {form for form in ragged if has(form, ("cluster_ctas", 2)) or has(form, "split_tokens")}
+    # its pairs with as few down units split the tokens of a wide tile instead
+    whole = dataclasses.replace(tiny, decode_sm90=dataclasses.replace(tiny.decode_sm90, split_tokens_n_pad=0))
+    wide = ("n_pad", 128), ("n_pad", 160), ("n_pad", 192)
+    gated = {
+        form for form in large if has(form, "issue_gate", ("cluster_ctas", 2)) and set(wide) & set(form)
+    } - ragged_pairs
+    assert small == large - ragged_pairs - gated
+    assert gated <= forms(whole, "sm_90a", sm_counts(tiny, "sm_90a"), HOPPER_TOKENS)
     assert ragged_pairs <= forms(tiny_ragged_model(), "sm_90a", sm_counts(tiny, "sm_90a"), HOPPER_TOKENS)
     assert ragged_pairs
 

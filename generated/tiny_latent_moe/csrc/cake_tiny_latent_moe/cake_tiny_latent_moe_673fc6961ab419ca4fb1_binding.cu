@@ -2,7 +2,7 @@
 // Host half of tail decode, TP 4, up to 128 tokens: 4 tiles, 2 CTAs split the tokens, 9 stages of 1 chunk(s), norm
 // fused
 // Export tiny_latent_moe; written by `cakegen export tiny_latent_moe`.
-// seal: sha256 59359d6d73918fa01aeecbef6de35cdae03ea32b512b6dce79e39ebaa126e747
+// seal: sha256 31492775f10e58ae4543ed1e74820f1580d27ce22eb6e26930ce29e003c19066
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -10,14 +10,14 @@
 
 #include "cake_tiny_latent_moe_host_common.cuh"
 
-#include "cake_tiny_latent_moe_d0921de630e575bbc55a_kernel.cu"
+#include "cake_tiny_latent_moe_673fc6961ab419ca4fb1_kernel.cu"
 
 namespace {
 
 using cake_host::Expected;
 using cake_host::TensorView;
 
-constexpr const char* kProgram = "cake_tiny_latent_moe_d0921de630e575bbc55a";
+constexpr const char* kProgram = "cake_tiny_latent_moe_673fc6961ab419ca4fb1";
 
 void run(
     TensorView shared_down_weight_tiles,
@@ -115,7 +115,7 @@ void run(
     const cake_host::Attributes attributes{
         256, 1, true,
         false, 224256};
-    const void* kernel = reinterpret_cast<const void*>(&kernel_cake_tiny_latent_moe_d0921de630e575bbc55a);
+    const void* kernel = reinterpret_cast<const void*>(&kernel_cake_tiny_latent_moe_673fc6961ab419ca4fb1);
     cake_host::launch(kernel, attributes, grid_ctas, device, arguments, kProgram);
 }
 
