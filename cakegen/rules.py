@@ -18,8 +18,8 @@ class DecodeRules:
 
     Parameters
     ----------
-    max_tokens
-        Largest T of decode; more is prefill.
+    max_tokens, max_cta_tokens
+        Largest T of decode, and most tokens of the tile that one CTA multiplies; what needs more is prefill.
     n_pads
         Token tiles, rising; a request takes the first that holds it.
     block_m, block_k
@@ -61,6 +61,7 @@ class DecodeRules:
     """
 
     max_tokens: int
+    max_cta_tokens: int
     n_pads: tuple[int, ...]
     block_m: int
     block_k: int

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 import torch
 from gpu_cases import BF16_TOLERANCE, Case, Checks, FrontCase, TailCase, run_twice
 
-from cakegen.plan.records import GemmForm
+from cakegen.plan.records import DecodeForm, GemmForm, Launch
 from cakegen.runtime.runner import Runner
 
 Values = tuple[torch.Tensor, ...]
@@ -22,15 +22,20 @@ def copies(runner: Runner) -> Values:
 def same_bits_group(runner: Runner) -> Hashable:
     """Calls of one group give a row the same bits, whatever T: they add it up in the same order.
 
-    That is one program, and where it cuts tiles, also the same cut, which follows from the number of row tiles.
+    That is decode of up to 192 tokens, where two CTAs of a tile take K or the tokens, or where one takes all; else one
+    program, and where it cuts tiles, also the same cut, which follows from the number of row tiles.
     """
     assert runner.plan is not None
-    return tuple(
-        (launch.key, launch.parameters)
-        if isinstance(launch.form, GemmForm) and dict(launch.parameters)["sk_total"]
-        else launch.key
-        for launch in runner.plan.launches
-    )
+    return tuple(_bits_of(launch) for launch in runner.plan.launches)
+
+
+def _bits_of(launch: Launch) -> Hashable:
+    form = launch.form
+    if isinstance(form, DecodeForm) and form.n_pad <= 192:
+        return form.cluster_ctas * form.token_parts
+    if isinstance(form, GemmForm) and dict(launch.parameters)["sk_total"]:
+        return launch.key, launch.parameters
+    return launch.key
 
 
 def check_front(checks: Checks, case: FrontCase, tokens: Iterable[int], label: str) -> None:

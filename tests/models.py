@@ -13,6 +13,7 @@ from cakegen.rules import DecodeRules, HopperPrefillRules, HopperTile, PrefillRu
 
 DECODE = DecodeRules(
     max_tokens=128,
+    max_cta_tokens=128,
     n_pads=(8, 16, 32, 64, 128),
     block_m=128,
     block_k=64,
@@ -47,8 +48,9 @@ DECODE = DecodeRules(
 
 # What Hopper does differently.
 SM90_DECODE_CHANGES: dict[str, Any] = {
-    "max_tokens": 192,
-    "n_pads": (8, 16, 32, 64, 128, 160, 192),
+    "max_tokens": 384,
+    "max_cta_tokens": 192,
+    "n_pads": (8, 16, 32, 64, 128, 160, 192, 256, 320, 384),
     "depth2_min_stages_pair": 4,
     "alias_n_pad": 192,
     "alias_min_chunks": 57,

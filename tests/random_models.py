@@ -76,7 +76,7 @@ def _draw(chance: random.Random, seed: int) -> Model:
         overlap_ahead_n_pad=chance.choice((0, 8, 128)),
         stagger_units=chance.randint(1, 3),
     )
-    wider = chance.choice(((), (192,), (160, 192)))
+    wider = chance.choice(((), (192,), (160, 192), (192, 256), (160, 320, 384)))
     sm_counts = tuple(sorted(chance.sample((2, 5, 9, 16, 24, 40, 78, 132), 2)))
     return dataclasses.replace(
         tiny,
@@ -88,7 +88,8 @@ def _draw(chance: random.Random, seed: int) -> Model:
         decode=rules,
         decode_sm90=dataclasses.replace(
             rules,
-            max_tokens=192 if wider else rules.max_tokens,
+            max_tokens=(*rules.n_pads, *wider)[-1],
+            max_cta_tokens=192 if wider else rules.max_cta_tokens,
             n_pads=(*rules.n_pads, *wider),
             alias_n_pad=chance.choice((128, 192)),
             depth2_min_stages_pair=chance.randint(1, 8),

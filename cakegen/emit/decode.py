@@ -5,6 +5,7 @@ The constants are the `struct Cfg` of the templates below `templates/kernels`.
 
 from __future__ import annotations
 
+from cakegen.emit.decode_tokens import clips_tokens, token_map, token_part_constants
 from cakegen.emit.decode_warps import WarpRoles, tensor_memory_constants, warp_roles
 from cakegen.emit.program import Constant, ProgramSpec, SharedPart
 from cakegen.errors import EmitError
@@ -18,7 +19,6 @@ from cakegen.plan.smem import (
     b_chunk_bytes,
     decode_smem,
     final_tokens,
-    larger_half,
     mma_tokens,
     pushed_bytes,
     unit_shares,
@@ -51,7 +51,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     constants = (
         *_thread_constants(form, warps),
         *_tile_constants(model, form, arch_family),
-        *(_token_part_constants(form) if tail and arch_family == "sm90" else ()),
+        *(token_part_constants(form) if tail and arch_family == "sm90" else ()),
         *(_tail_constants(model, form, warps) if tail else _front_constants(model, form, smem, arch_family)),
         *_smem_constants(model, form, smem),
         *(tensor_memory_constants(model, form, smem) if arch_family == "sm100" else ()),
@@ -164,15 +164,6 @@ def _thread_constants(form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...
     )
 
 
-def clips_tokens(arch_family: str) -> bool:
-    """Whether a decode program's boxes of tokens are as high as the request has tokens, not as the MMA is wide.
-
-    Hopper fills a box's rows outside of its tensor more slowly than it loads rows: on an H200 the front of TP 8 took
-    33.0 us with 96 of 128 rows there, 29.0 with all. Blackwell is not measured; its boxes stay whole.
-    """
-    return arch_family == "sm90"
-
-
 def _tile_constants(model: Model, form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
     rules = model.decode
     missing = "are cleared at the start" if clips_tokens(arch_family) else "arrive as zeros"
@@ -213,18 +204,6 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
             (Constant("kPadBytes", pad, "behind a stage's weights: the rows that its up half is short of 64"),)
             * (pad > 0)
         ),
-    )
-
-
-def _token_part_constants(form: DecodeForm) -> tuple[Constant, ...]:
-    parts = Constant("kTokenParts", form.token_parts, "CTAs of a tile that split the tokens")
-    if form.token_parts == 1:
-        return (parts,)
-    down, up = larger_half(form.k2_chunks), larger_half(form.k1_chunks)
-    return (
-        parts,
-        Constant("kFirstDownChunks", down, "shared-down chunks of the first sum: rank 0's of a pair that splits K"),
-        Constant("kFirstUpChunks", up, "up chunks of the first sum"),
     )
 
 
@@ -364,11 +343,6 @@ def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _token_map(model: Model, form: DecodeForm, arch_family: str, name: str, view: str = "chunks") -> TensorMapEntry:
-    box = (model.decode.block_k, mma_tokens(form), form.chunks_per_stage)
-    return TensorMapEntry(name, name, view, box, form.token_parts if clips_tokens(arch_family) else 0)
-
-
 def _front_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
     rows = {
         "gate_weight": form.block_m,
@@ -379,7 +353,7 @@ def _front_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[Tenso
         TensorMapEntry(name, name, "chunks", (model.decode.block_k, count, form.chunks_per_stage))
         for name, count in rows.items()
     )
-    return (*weights, _token_map(model, form, arch_family, "x"))
+    return (*weights, token_map(model, form, arch_family, "x"))
 
 
 def _tail_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
@@ -388,6 +362,6 @@ def _tail_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[Tensor
     return (
         TensorMapEntry("shared_down_weight", "shared_down_weight", "chunks", box),
         TensorMapEntry("up_weight", "up_weight", up_view, box),
-        _token_map(model, form, arch_family, "shared_act"),
-        _token_map(model, form, arch_family, "y_workspace", up_view),
+        token_map(model, form, arch_family, "shared_act"),
+        token_map(model, form, arch_family, "y_workspace", up_view),
     )

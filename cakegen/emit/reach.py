@@ -135,10 +135,14 @@ def _ends(plan: Callable[..., Plan], tokens: range) -> Iterator[Plan]:
 def token_ranges(model: Model, arch_family: str, last: int) -> Iterator[range]:
     """Ranges of token counts, from 1 to `last`, inside which all plans have the keys of both ends, if those agree.
 
-    Each decode count is one. Inside a pair row of prefill a plan depends on T only through the rows of the norm:
-    whether it is fused, and whether it triggers early. Each of the two changes at most once as T grows.
+    A decode plan depends on T only through the token tile and what the tail keeps in shared memory. Inside a pair row
+    of prefill it does so only through the rows of the norm: whether it is fused, and whether it triggers early. Each of
+    the two changes at most once as T grows.
     """
-    starts = set(range(1, model.for_family(arch_family).decode.max_tokens + 2)) | {last + 1}
+    decode = model.for_family(arch_family).decode
+    resident = (decode.resident_tokens_staged, decode.resident_tokens_long, decode.resident_tokens_short)
+    ends = {*decode.n_pads, *resident, decode.max_tokens, decode.max_cta_tokens, last}
+    starts = {1} | {end + 1 for end in ends}
     if arch_family == "sm90":
         starts |= set(range(1, last, 2 * model.prefill_sm90.block_m))
     else:

@@ -77,6 +77,11 @@ def plan_decode_tail(shape: DecodeShape, model: Model, device: DeviceFacts) -> T
     return _unfused(shape, pair, parts, model, device)
 
 
+def token_parts_of(shape: DecodeShape, model: Model, device: DeviceFacts) -> int:
+    """CTAs of a tile that split the tokens."""
+    return 2 if _token_parts_rule(shape, pair_rule(shape, device), model).value == 2 else 1
+
+
 def is_resident(form: DecodeForm, device: DeviceFacts) -> bool:
     """Whether the whole grid of a form runs at once."""
     if form.cluster_ctas == 2:

@@ -11,7 +11,7 @@ from cakegen.arch import architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan.decode import overlap_rule, plan_decode_front, weights_ahead
-from cakegen.plan.decode_tail import plan_decode_tail
+from cakegen.plan.decode_tail import plan_decode_tail, token_parts_of
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.prefill import plan_prefill
 from cakegen.plan.prefill_sm90 import plan_prefill_sm90
@@ -52,8 +52,8 @@ def plan_route(model: Model, *, stage: str, tp: int, tokens: int, partials: int,
 def _plan(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Plan:
     _refuse_unserved(model, stage, tp, tokens, partials, device)
     model = model.for_family(architecture(device.arch).family)
-    planner = _plan_decode if tokens <= model.decode.max_tokens else _plan_prefill
     try:
+        planner = _plan_decode if _is_decode(model, stage, tp, tokens, partials, device) else _plan_prefill
         launches, rules = planner(model, stage, tp, tokens, partials, device)
     except ZeroDivisionError as error:
         raise PlanError(
@@ -88,6 +88,17 @@ def _refuse_unserved(model: Model, stage: str, tp: int, tokens: int, partials: i
             f"{device.arch}: device facts of {device.sm_count} SMs and {device.max_dynamic_smem_bytes} bytes of shared"
             " memory a CTA; a launch needs at least 1 of each. Read them from the driver, or use DeviceFacts.nominal."
         )
+
+
+def _is_decode(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> bool:
+    """Whether decode serves a request: a CTA can multiply the tokens of its tile, or of its part of one."""
+    if tokens > model.decode.max_tokens:
+        return False
+    if tokens <= model.decode.max_cta_tokens:
+        return True
+    shape = decode_shape(model, stage, tp, tokens, partials)
+    parts = token_parts_of(shape, model, device) if stage == "tail" else 1
+    return shape.n_pad <= parts * model.decode.max_cta_tokens
 
 
 def _plan_decode(

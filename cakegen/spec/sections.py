@@ -17,8 +17,8 @@ ArchName = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[a-z]?$")]
 TemplatePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(/[A-Za-z0-9_.]+)+$")]
 TokenTile = Annotated[Literal[8, 16, 32, 64, 128], Field(description="the token tiles that kernels are written for")]
 HopperTokenTile = Annotated[
-    Literal[8, 16, 32, 64, 128, 160, 192],
-    Field(description="the token tiles that kernels are written for; 192 take 192 of a thread's 255 registers"),
+    Literal[8, 16, 32, 64, 128, 160, 192, 256, 320, 384],
+    Field(description="the token tiles that kernels are written for; above 192 two CTAs split them"),
 ]
 Degree = Annotated[int, Field(ge=1, le=64)]
 SmCount = Annotated[int, Field(ge=1, le=1024)]
@@ -82,6 +82,7 @@ class DecodeSection(Section):
     """`[decode]`: fields of `cakegen.rules.DecodeRules`."""
 
     max_tokens: Annotated[int, Field(ge=1, le=128, description="the widest token tile has 128 rows")]
+    max_cta_tokens: Annotated[int, Field(ge=1, le=128, description="the widest token tile has 128 rows")]
     n_pads: Annotated[tuple[TokenTile, ...], Field(min_length=1)]
     block_m: WeightTile
     block_k: ChunkWidth
@@ -121,7 +122,10 @@ class DecodeSection(Section):
 class DecodeSm90Section(Section):
     """`[decode_sm90]`: what Hopper does differently from `[decode]`."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=192, description="the widest token tile has 192 rows")]
+    max_tokens: Annotated[int, Field(ge=1, le=384, description="two CTAs split a tile, and have 192 rows each")]
+    max_cta_tokens: Annotated[
+        int, Field(ge=1, le=192, description="two MMAs of 192 tokens take 192 of a thread's 255 registers")
+    ]
     n_pads: Annotated[tuple[HopperTokenTile, ...], Field(min_length=1)]
     depth2_min_stages_pair: Stages
     alias_n_pad: HopperTokenTile

@@ -95,7 +95,7 @@ def test_every_request_of_the_declared_parts_has_a_program() -> None:
     model = tiny_model()
     keys = {entry.key for entry in reached_keys(model)}
     device = DeviceFacts.nominal("sm_90a", 114)
-    for tokens in range(1, 193):
+    for tokens in range(1, 386):
         for partials in (1, 5, model.max_partials):
             plan = plan_route(model, stage="tail", tp=16, tokens=tokens, partials=partials, device=device)
             assert {launch.key for launch in plan.launches} <= keys
@@ -121,8 +121,9 @@ def test_plans_walk_only_targets_with_templates() -> None:
     plans = list(reached_plans(small_model()))
     assert {plan.device.arch for plan in plans} == {"sm_90a"}
     tokens = {plan.tokens for plan in plans}
-    assert tokens >= set(range(1, 193)) | {193, 256, 257, 512, 513, 16384}, "decode counts, and the ends of pair rows"
-    assert not tokens & set(range(258, 512))
+    decode_ends = {1, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 160, 161, 192, 193, 256, 257, 320, 321, 384, 385}
+    assert tokens >= decode_ends | {512, 513, 16384}, "the ends of token tiles and of pair rows"
+    assert not tokens & set(range(386, 512))
     without = dataclasses.replace(small_model(), families=())
     assert list(reached_plans(without)) == []
 

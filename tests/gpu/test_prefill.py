@@ -23,7 +23,7 @@ from gpu_checks import (
 from gpu_prefill import DEGREES, ROWS, TOKENS, form_tokens, words_of
 
 from cakegen.errors import PlanError
-from cakegen.plan.records import GemmForm
+from cakegen.plan.records import DecodeForm, GemmForm
 from cakegen.runtime import LatentMoe, driver
 from cakegen.runtime.runner import ProgramRunner
 
@@ -137,7 +137,7 @@ def test_control_words_are_left_at_zero(
             assert isinstance(runner, ProgramRunner)
             assert runner.plan is not None
             form = runner.plan.launches[-1].form
-            assert isinstance(form, GemmForm)
+            assert isinstance(form, GemmForm | DecodeForm)
             fused += form.fused_norm
             count = words_of(runner.plan)
             assert (runner._words is not None) == (count > 0)

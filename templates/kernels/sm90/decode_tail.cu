@@ -80,6 +80,7 @@ __device__ __forceinline__ void accumulate(
     }
 }
 
+//% if spec.value("kTwoSums")
 // All of K, as two sums: of the chunks that either rank of a pair has which splits K. So a token gets the same bits.
 __device__ __forceinline__ void accumulate(
     Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
@@ -97,6 +98,14 @@ __device__ __forceinline__ void accumulate(
         }
     }
 }
+//% else
+__device__ __forceinline__ void accumulate(
+    Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
+    Ring ring;
+    accumulate(acc, ring, Cfg::kRank0DownChunks, at, smem, watch);
+    accumulate(acc, ring, Cfg::kRank0UpChunks, at, smem, watch);
+}
+//% endif
 //% else
 // Sums over this CTA's units. A stage is free once the wgmmas of the next one are issued and at most that one group
 // is unfinished.

@@ -2,7 +2,7 @@
 // Host half of tail decode, TP 8, up to 160 tokens: 56 tiles, 2 CTAs split the tokens, 8 stages of 1 chunk(s), norm
 // fused
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 c7d5d59c047e3e8ffaeec8635d0e01f6867123b920c8774de0cbd0ab27c791b3
+// seal: sha256 9832454178be6d337cb1dd98e58af85bf2ddf6fbbb350c95ae316af2cc9206a0
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -10,14 +10,14 @@
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 
-#include "cake_kimi_k3_latent_moe_4ad64b1326ec88f99c7b_kernel.cu"
+#include "cake_kimi_k3_latent_moe_e659330ccfef89b19af4_kernel.cu"
 
 namespace {
 
 using cake_host::Expected;
 using cake_host::TensorView;
 
-constexpr const char* kProgram = "cake_kimi_k3_latent_moe_4ad64b1326ec88f99c7b";
+constexpr const char* kProgram = "cake_kimi_k3_latent_moe_e659330ccfef89b19af4";
 
 void run(
     TensorView shared_down_weight_tiles,
@@ -115,7 +115,7 @@ void run(
     const cake_host::Attributes attributes{
         256, 1, true,
         false, 216064};
-    const void* kernel = reinterpret_cast<const void*>(&kernel_cake_kimi_k3_latent_moe_4ad64b1326ec88f99c7b);
+    const void* kernel = reinterpret_cast<const void*>(&kernel_cake_kimi_k3_latent_moe_e659330ccfef89b19af4);
     cake_host::launch(kernel, attributes, grid_ctas, device, arguments, kProgram);
 }
 

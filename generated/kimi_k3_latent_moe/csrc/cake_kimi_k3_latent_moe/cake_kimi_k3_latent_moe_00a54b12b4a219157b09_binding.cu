@@ -2,7 +2,7 @@
 // Host half of tail decode, TP 8, up to 128 tokens: 56 tiles, 2 CTAs split the tokens, 9 stages of 1 chunk(s), norm
 // fused
 // Export kimi_k3_latent_moe; written by `cakegen export kimi_k3_latent_moe`.
-// seal: sha256 fb984c90be3111c963b576e63100640ef2757434e5b34982313060aca74716d3
+// seal: sha256 75cb1515a68f597c8f32cf3988eb0a57404c9514af8742df1b91f812d48e3c57
 
 // TVM-FFI entry `run`: the arguments in the order of the registry's arg_plan. It checks what it can see, encodes the
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
@@ -10,14 +10,14 @@
 
 #include "cake_kimi_k3_latent_moe_host_common.cuh"
 
-#include "cake_kimi_k3_latent_moe_98fb29773f91c906b7c6_kernel.cu"
+#include "cake_kimi_k3_latent_moe_00a54b12b4a219157b09_kernel.cu"
 
 namespace {
 
 using cake_host::Expected;
 using cake_host::TensorView;
 
-constexpr const char* kProgram = "cake_kimi_k3_latent_moe_98fb29773f91c906b7c6";
+constexpr const char* kProgram = "cake_kimi_k3_latent_moe_00a54b12b4a219157b09";
 
 void run(
     TensorView shared_down_weight_tiles,
@@ -115,7 +115,7 @@ void run(
     const cake_host::Attributes attributes{
         256, 1, true,
         false, 224256};
-    const void* kernel = reinterpret_cast<const void*>(&kernel_cake_kimi_k3_latent_moe_98fb29773f91c906b7c6);
+    const void* kernel = reinterpret_cast<const void*>(&kernel_cake_kimi_k3_latent_moe_00a54b12b4a219157b09);
     cake_host::launch(kernel, attributes, grid_ctas, device, arguments, kProgram);
 }
 

@@ -1,0 +1,43 @@
+"""Which tokens a decode CTA loads and multiplies, by architecture family. Pure."""
+
+from __future__ import annotations
+
+from cakegen.emit.program import Constant
+from cakegen.model import Model
+from cakegen.plan.records import DecodeForm
+from cakegen.plan.smem import larger_half, mma_tokens
+from cakegen.registry import TensorMapEntry
+
+MAX_TWO_SUMS_TOKENS = 96
+"""Two sums a token, of 128 weight rows: 2 * 96 of the 255 registers that a thread may have."""
+
+
+def clips_tokens(arch_family: str) -> bool:
+    """Whether a decode program's boxes of tokens are as high as the request has tokens, not as the MMA is wide.
+
+    Hopper fills a box's rows outside of its tensor more slowly than it loads rows: on an H200 the front of TP 8 took
+    33.0 us with 96 of 128 rows there, 29.0 with all. Blackwell is not measured; its boxes stay whole.
+    """
+    return arch_family == "sm90"
+
+
+def token_part_constants(form: DecodeForm) -> tuple[Constant, ...]:
+    """How the CTAs of a Hopper tail's tile split the tokens, and what each adds up for them."""
+    parts = Constant("kTokenParts", form.token_parts, "CTAs of a tile that split the tokens")
+    if form.token_parts == 1:
+        return (parts,)
+    if mma_tokens(form) > MAX_TWO_SUMS_TOKENS:
+        return (parts, Constant("kTwoSums", False, "registers hold one sum a token"))
+    down, up = larger_half(form.k2_chunks), larger_half(form.k1_chunks)
+    return (
+        parts,
+        Constant("kTwoSums", True, "those of both ranks of a pair that splits K, for the same bits"),
+        Constant("kFirstDownChunks", down, "shared-down chunks of the first sum: rank 0's of such a pair"),
+        Constant("kFirstUpChunks", up, "up chunks of the first sum"),
+    )
+
+
+def token_map(model: Model, form: DecodeForm, arch_family: str, name: str, view: str = "chunks") -> TensorMapEntry:
+    """The map of an operand whose rows are tokens."""
+    box = (model.decode.block_k, mma_tokens(form), form.chunks_per_stage)
+    return TensorMapEntry(name, name, view, box, form.token_parts if clips_tokens(arch_family) else 0)
