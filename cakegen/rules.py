@@ -53,9 +53,12 @@ class DecodeRules:
         A launch of CTAs without a partner overlaps the one before it where it has CTAs for so many percent of the SMs.
     stagger_units, split_finalize_n_pad
         The unit before which a staggered fill pauses; the token tile from which on both CTAs finish (0: rank 0 alone).
-    split_tokens_n_pad, split_tokens_max_chunks
-        From this token tile on, and up to so many K chunks, two CTAs of a tail's tile split the tokens instead of K (0:
-        never).
+    front_split_n_pad, front_split_min_sm_percent
+        From this token tile on (0: never), two CTAs of a front's tile split the tokens instead of K, where all CTAs are
+        so many percent of the SMs.
+    tail_split_n_pad, tail_split_max_chunks, tail_split_long_n_pad
+        From this token tile on (0: never), two CTAs of a tail's tile split the tokens instead of K; of more than so
+        many K chunks, from the second token tile on.
     narrow_block_m, narrow_n_pad
         Hopper's weight rows of a front's tile up to this token tile, where as many pairs run at once (0: `block_m`).
     """
@@ -88,8 +91,11 @@ class DecodeRules:
     overlap_min_sm_percent: int
     stagger_units: int
     split_finalize_n_pad: int
-    split_tokens_n_pad: int
-    split_tokens_max_chunks: int
+    front_split_n_pad: int
+    front_split_min_sm_percent: int
+    tail_split_n_pad: int
+    tail_split_max_chunks: int
+    tail_split_long_n_pad: int
     narrow_block_m: int
     narrow_n_pad: int
 

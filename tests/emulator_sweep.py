@@ -33,6 +33,7 @@ from cakegen.emulator.cases import Case, CaseReport, emulate_case, find_case, fi
 from cakegen.emulator.faults import Fault
 from cakegen.errors import EmulationError
 from cakegen.model import Model
+from cakegen.plan.records import DecodeForm
 from cakegen.registry import Registry, load_registry
 
 ABOUT = ("export", "arch", "key", "digest", "stage", "tp", "tokens", "partials", "rank", "sms", "schedules")
@@ -105,13 +106,13 @@ def _cases_by_part(registry: Registry, key: str, arch: str) -> Iterator[Case]:
 
 
 def _edges(model: Model, key: str, found: Case) -> Iterator[Case]:
-    decode = model.for_family(architecture(found.arch).family).decode.max_tokens
-    is_prefill = found.tokens > decode
+    is_prefill = not isinstance(found.plan(model).launches[-1].form, DecodeForm)
     if is_prefill and architecture(found.arch).family == "sm100":
         yield from _row_tile_edges(model, key, found)
     else:
         # of Hopper's prefill, which has its sizes run on a device, only near the request that was found
-        yield from _count_edges(model, key, found, decode + 1 if is_prefill else 1)
+        decode = model.for_family(architecture(found.arch).family).decode
+        yield from _count_edges(model, key, found, decode.max_cta_tokens + 1 if is_prefill else 1)
 
 
 def _count_edges(model: Model, key: str, largest: Case, first: int) -> Iterator[Case]:

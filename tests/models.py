@@ -40,8 +40,11 @@ DECODE = DecodeRules(
     overlap_ahead_n_pad=8,
     overlap_min_sm_percent=0,
     split_finalize_n_pad=0,
-    split_tokens_n_pad=0,
-    split_tokens_max_chunks=0,
+    front_split_n_pad=0,
+    front_split_min_sm_percent=0,
+    tail_split_n_pad=0,
+    tail_split_max_chunks=0,
+    tail_split_long_n_pad=0,
     narrow_block_m=0,
     narrow_n_pad=0,
 )
@@ -52,18 +55,20 @@ SM90_DECODE_CHANGES: dict[str, Any] = {
     "max_cta_tokens": 192,
     "n_pads": (8, 16, 32, 64, 128, 160, 192, 256, 320, 384),
     "depth2_min_stages_pair": 4,
-    "alias_n_pad": 192,
-    "alias_min_chunks": 57,
+    "alias_min_chunks": 4096,
     "resident_tokens_staged": 4,
     "overlap_min_sm_percent": 75,
     "split_finalize_n_pad": 32,
-    "split_tokens_n_pad": 128,
-    "split_tokens_max_chunks": 19,
+    "front_split_n_pad": 256,
+    "front_split_min_sm_percent": 70,
+    "tail_split_n_pad": 16,
+    "tail_split_max_chunks": 76,
+    "tail_split_long_n_pad": 64,
     "narrow_block_m": 96,
     "narrow_n_pad": 64,
 }
 # The small model's K is shorter.
-TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {"alias_min_chunks": 7, "split_tokens_max_chunks": 6}
+TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {"tail_split_max_chunks": 12}
 
 PREFILL = PrefillRules(
     block_m=128,
@@ -227,3 +232,8 @@ def tiny_ragged_model() -> Model:
     """
     tiny = tiny_model()
     return dataclasses.replace(tiny, name="tiny_ragged_moe", dims=dataclasses.replace(tiny.dims, latent=640))
+
+
+def short_decode(model: Model) -> Model:
+    """The model with prefill from 193 tokens on, also where two CTAs could split the tokens of a decode tile."""
+    return dataclasses.replace(model, decode_sm90=dataclasses.replace(model.decode_sm90, max_tokens=192))

@@ -92,7 +92,7 @@ def _route(ordinal: int, stage: str, phase: str, arch: str, refusals: dict[int, 
 
 def _token_counts(model: Model) -> dict[str, tuple[int, ...]]:
     """A few token counts of each phase: one of each token tile, and prefill from its first row to its last."""
-    last, most = model.decode.max_tokens, model.max_tokens
+    last, most = min(model.decode.max_tokens, model.decode.max_cta_tokens), model.max_tokens
     prefill = sorted({count for count in (last + 1, 4 * last, 16 * last, most) if last < count <= most})
     return {"decode": tuple(n for n in model.decode.n_pads if n <= last), "prefill": tuple(prefill)}
 

@@ -51,7 +51,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     constants = (
         *_thread_constants(form, warps),
         *_tile_constants(model, form, arch_family),
-        *(token_part_constants(form) if tail and arch_family == "sm90" else ()),
+        *(token_part_constants(form) if arch_family == "sm90" else ()),
         *(_tail_constants(model, form, warps) if tail else _front_constants(model, form, smem, arch_family)),
         *_smem_constants(model, form, smem),
         *(tensor_memory_constants(model, form, smem) if arch_family == "sm100" else ()),

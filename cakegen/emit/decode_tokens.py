@@ -22,16 +22,20 @@ def clips_tokens(arch_family: str) -> bool:
 
 
 def token_part_constants(form: DecodeForm) -> tuple[Constant, ...]:
-    """How the CTAs of a Hopper tail's tile split the tokens, and what each adds up for them."""
+    """How the CTAs of a Hopper tile split the tokens, and what each adds up for them."""
     parts = Constant("kTokenParts", form.token_parts, "CTAs of a tile that split the tokens")
     if form.token_parts == 1:
         return (parts,)
     if mma_tokens(form) > MAX_TWO_SUMS_TOKENS:
         return (parts, Constant("kTwoSums", False, "registers hold one sum a token"))
-    down, up = larger_half(form.k2_chunks), larger_half(form.k1_chunks)
+    two = Constant("kTwoSums", True, "those of both ranks of a pair that splits K, for the same bits")
+    up = larger_half(form.k1_chunks // form.chunks_per_stage)
+    if form.stage == "front":
+        return (parts, two, Constant("kFirstUnits", up, "ring units of the first sum: rank 0's of such a pair"))
+    down = larger_half(form.k2_chunks)
     return (
         parts,
-        Constant("kTwoSums", True, "those of both ranks of a pair that splits K, for the same bits"),
+        two,
         Constant("kFirstDownChunks", down, "shared-down chunks of the first sum: rank 0's of such a pair"),
         Constant("kFirstUpChunks", up, "up chunks of the first sum"),
     )

@@ -163,4 +163,5 @@ def _last_token(model: Model, arch_family: str, stage: str) -> int:
     if model.template_for(f"{stage}_gemm", arch_family):
         return model.max_tokens
     decode = model.for_family(arch_family).decode
-    return decode.max_tokens if model.template_for("decode", arch_family) else 0
+    # up to there every request is decode
+    return min(decode.max_tokens, decode.max_cta_tokens) if model.template_for("decode", arch_family) else 0

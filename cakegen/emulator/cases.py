@@ -21,7 +21,7 @@ from cakegen.emulator.translate import Program
 from cakegen.errors import EmulationError, PlanError
 from cakegen.model import DeviceFacts, Model, Target
 from cakegen.plan import plan_route
-from cakegen.plan.records import Plan
+from cakegen.plan.records import DecodeForm, Plan
 from cakegen.registry import Registry
 from cakegen.rules import HopperTile
 from cakegen.runtime.reference import reference_front, reference_tail
@@ -139,8 +139,12 @@ def _requests(model: Model, arch: str) -> Iterator[Case]:
     if target is None:
         return
     family = architecture(arch).family
-    decode = model.for_family(family).decode.max_tokens
-    yield from _each(target, (*range(decode, 0, -1), *_PREFILL_TOKENS))
+    decode = model.for_family(family).decode
+    yield from _each(target, range(decode.max_cta_tokens, 0, -1))
+    for case in _each(target, [tokens for tokens in reversed(decode.n_pads) if tokens > decode.max_cta_tokens]):
+        if isinstance(case.plan(model).launches[-1].form, DecodeForm):
+            yield case
+    yield from _each(target, _PREFILL_TOKENS)
     for tile in model.prefill_sm90.tiles if family == "sm90" else ():
         yield from _each(target, _PREFILL_TOKENS, tile)
 

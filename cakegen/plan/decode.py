@@ -52,6 +52,28 @@ def pair_rule(shape: DecodeShape, device: DeviceFacts) -> Rule:
     return Rule("cluster_ctas", 2, f"2 * {shape.tiles} tiles = {ctas} CTAs fit {device.sm_count} SMs: pairs split K")
 
 
+def token_parts_rule(shape: DecodeShape, pair: Rule, model: Model, device: DeviceFacts) -> Rule:
+    """Whether two CTAs of a tile split the tokens (value 2): they exchange no sums, but both load all weights."""
+    rules, chunks = model.decode, sum(shape.segments)
+    if shape.stage == "front":
+        least, percent = rules.front_split_n_pad, 200 * shape.tiles // device.sm_count
+        fits = percent >= rules.front_split_min_sm_percent
+        where = f"{percent} % of the SMs have a CTA (at least {rules.front_split_min_sm_percent} %)"
+    else:
+        long = chunks > rules.tail_split_max_chunks
+        least, fits = rules.tail_split_long_n_pad if long else rules.tail_split_n_pad, True
+        where = f"{chunks} K chunks, which both load, are {'over' if long else 'up to'} {rules.tail_split_max_chunks}"
+    splits = pair.value == 2 and 0 < least <= shape.n_pad and fits
+    reason = f"{pair.value} CTAs a tile (needs 2), n_pad {shape.n_pad} (from {least}; 0: never): {where}"
+    return Rule("token_parts", 2 if splits else 1, reason)
+
+
+def split_tokens(shape: DecodeShape) -> tuple[DecodeShape, Rule]:
+    """A shape whose tiles have two CTAs, each for half of the tokens; and why they are no cluster."""
+    reason = f"2 * {shape.tiles} CTAs split the tokens: none needs another's sums"
+    return replace(shape, token_parts=2), Rule("cluster_ctas", 1, reason)
+
+
 def is_alias(shape: DecodeShape, cluster_ctas: int, model: Model) -> bool:
     """Whether the partner's sums land in the drained ring: the handshake pays for wide tokens over a long K."""
     rules = model.decode
@@ -154,6 +176,9 @@ def plan_decode_front(shape: DecodeShape, model: Model, device: DeviceFacts) -> 
         The launch does not fit the device's shared memory.
     """
     pair = pair_rule(shape, device)
+    parts = token_parts_rule(shape, pair, model, device)
+    if parts.value == 2:
+        shape, pair = split_tokens(shape)
     cluster = 2 if pair.value == 2 else 1
     width = _width_rule(shape, cluster, model, device)
     if width.value != shape.block_m:
@@ -165,6 +190,7 @@ def plan_decode_front(shape: DecodeShape, model: Model, device: DeviceFacts) -> 
     refuse_misfit(form, ring, model, device)
     rules = (
         n_pad_rule(shape, model),
+        parts,
         pair,
         width,
         grid_rule(form),

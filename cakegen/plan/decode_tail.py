@@ -22,7 +22,9 @@ from cakegen.plan.decode import (
     resident_bytes,
     spell_symbol,
     split_rule,
+    split_tokens,
     staged_bytes,
+    token_parts_rule,
 )
 from cakegen.plan.records import DecodeForm, Rule
 from cakegen.plan.shape import DecodeShape
@@ -61,11 +63,11 @@ def plan_decode_tail(shape: DecodeShape, model: Model, device: DeviceFacts) -> T
     """
     pair = pair_rule(shape, device)
     # 1. The preferred partition, norm fused. 2. Where its grid can't be resident but must: one CTA a tile.
-    parts = _token_parts_rule(shape, pair, model)
+    parts = token_parts_rule(shape, pair, model, device)
     rungs = [pair]
     if parts.value == 2:
-        shape = replace(shape, token_parts=2)
-        rungs = [Rule("cluster_ctas", 1, f"2 * {shape.tiles} CTAs split the tokens: none needs another's sums")]
+        shape, alone = split_tokens(shape)
+        rungs = [alone]
     elif pair.value == 2:
         short = f"{shape.tiles} pairs can't be resident ({device.resident_pairs} can): one CTA a tile"
         rungs.append(Rule("cluster_ctas", 1, short))
@@ -77,27 +79,11 @@ def plan_decode_tail(shape: DecodeShape, model: Model, device: DeviceFacts) -> T
     return _unfused(shape, pair, parts, model, device)
 
 
-def token_parts_of(shape: DecodeShape, model: Model, device: DeviceFacts) -> int:
-    """CTAs of a tile that split the tokens."""
-    return 2 if _token_parts_rule(shape, pair_rule(shape, device), model).value == 2 else 1
-
-
 def is_resident(form: DecodeForm, device: DeviceFacts) -> bool:
     """Whether the whole grid of a form runs at once."""
     if form.cluster_ctas == 2:
         return form.tiles <= device.resident_pairs
     return form.grid_ctas <= device.sm_count
-
-
-def _token_parts_rule(shape: DecodeShape, pair: Rule, model: Model) -> Rule:
-    """Whether two CTAs of a tile split the tokens (value 2): they exchange no sums, but both load all weights."""
-    least, most, chunks = model.decode.split_tokens_n_pad, model.decode.split_tokens_max_chunks, sum(shape.segments)
-    splits = pair.value == 2 and 0 < least <= shape.n_pad and chunks <= most
-    reason = (
-        f"{pair.value} CTAs a tile (needs 2), n_pad {shape.n_pad} (from {least}; 0: never), {chunks} K chunks (at most"
-        f" {most}), which both would load"
-    )
-    return Rule("token_parts", 2 if splits else 1, reason)
 
 
 def _fused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, device: DeviceFacts) -> TailPlan:

@@ -10,8 +10,8 @@ import functools
 from cakegen.arch import architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan.decode import overlap_rule, plan_decode_front, weights_ahead
-from cakegen.plan.decode_tail import plan_decode_tail, token_parts_of
+from cakegen.plan.decode import overlap_rule, pair_rule, plan_decode_front, token_parts_rule, weights_ahead
+from cakegen.plan.decode_tail import plan_decode_tail
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.prefill import plan_prefill
 from cakegen.plan.prefill_sm90 import plan_prefill_sm90
@@ -97,7 +97,7 @@ def _is_decode(model: Model, stage: str, tp: int, tokens: int, partials: int, de
     if tokens <= model.decode.max_cta_tokens:
         return True
     shape = decode_shape(model, stage, tp, tokens, partials)
-    parts = token_parts_of(shape, model, device) if stage == "tail" else 1
+    parts = 2 if token_parts_rule(shape, pair_rule(shape, device), model, device).value == 2 else 1
     return shape.n_pad <= parts * model.decode.max_cta_tokens
 
 

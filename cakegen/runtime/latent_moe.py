@@ -263,7 +263,7 @@ class LatentMoe:
         chosen = None if tokens is None else check_wholes("warm_up", "tokens", tokens)
         numbers = {"front": (1,), "tail": check_wholes("warm_up", "partials", partials)}
         opened = self._open(_ordinal(torch.device(device)))
-        every = range(1, self.model.for_family(opened.arch.family).decode.max_tokens + 1)
+        every = range(1, self.model.for_family(opened.arch.family).decode.max_cta_tokens + 1)
         requests = [
             (stage, tp, count, number)
             for stage in ((stages,) if isinstance(stages, str) else stages)

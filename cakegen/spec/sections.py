@@ -20,6 +20,9 @@ HopperTokenTile = Annotated[
     Literal[8, 16, 32, 64, 128, 160, 192, 256, 320, 384],
     Field(description="the token tiles that kernels are written for; above 192 two CTAs split them"),
 ]
+SplitTile = Annotated[
+    Literal[0, 16, 32, 64, 128, 160, 192, 256, 320, 384], Field(description="halves are whole groups of 8 tokens")
+]
 Degree = Annotated[int, Field(ge=1, le=64)]
 SmCount = Annotated[int, Field(ge=1, le=1024)]
 Count = Annotated[int, Field(ge=0, le=2**20)]
@@ -113,8 +116,11 @@ class DecodeSection(Section):
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]
-    split_tokens_n_pad: Annotated[int, Field(ge=0, le=0, description="no kernel of Blackwell's splits the tokens")]
-    split_tokens_max_chunks: Count
+    front_split_n_pad: Annotated[int, Field(ge=0, le=0, description="no kernel of Blackwell's splits the tokens")]
+    front_split_min_sm_percent: Percent
+    tail_split_n_pad: Annotated[int, Field(ge=0, le=0, description="no kernel of Blackwell's splits the tokens")]
+    tail_split_max_chunks: Count
+    tail_split_long_n_pad: Annotated[int, Field(ge=0, le=0, description="no kernel of Blackwell's splits the tokens")]
     narrow_block_m: Annotated[int, Field(ge=0, le=0, description="Blackwell's MMA has 128 rows, all of one tile")]
     narrow_n_pad: Annotated[int, Field(ge=0, le=0, description="there is no narrow tile")]
 
@@ -128,15 +134,17 @@ class DecodeSm90Section(Section):
     ]
     n_pads: Annotated[tuple[HopperTokenTile, ...], Field(min_length=1)]
     depth2_min_stages_pair: Stages
-    alias_n_pad: HopperTokenTile
     alias_min_chunks: Count
     resident_tokens_staged: Count
     overlap_min_sm_percent: Percent
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
     ]
-    split_tokens_n_pad: Annotated[Literal[0, 64, 128, 160, 192], Field(description="halves are whole 16-token groups")]
-    split_tokens_max_chunks: Count
+    front_split_n_pad: SplitTile
+    front_split_min_sm_percent: Percent
+    tail_split_n_pad: SplitTile
+    tail_split_max_chunks: Count
+    tail_split_long_n_pad: SplitTile
     narrow_block_m: NarrowTile
     narrow_n_pad: Annotated[int, Field(ge=0, le=256)]
 

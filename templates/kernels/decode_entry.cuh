@@ -63,7 +63,11 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
     const u32 smem = smem_base();
     const u32 rank = Cfg::kClusterCtas == 2 ? cluster_ctarank() : 0;
 //% if front
+//% if spec.arch_family == "sm90" and spec.value("kTokenParts") > 1
+    const Tile tile = tile_of(blockIdx.x / Cfg::kTokenParts);
+//% else
     const Tile tile = tile_of(blockIdx.x / Cfg::kClusterCtas);
+//% endif
 //% elif spec.arch_family == "sm90" and spec.value("kTokenParts") > 1
     const u32 tile_row = blockIdx.x / Cfg::kTokenParts * Cfg::kBlockM;
 //% else

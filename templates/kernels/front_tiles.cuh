@@ -2,6 +2,7 @@ enum class TileClass { kRouter, kLatent, kShared };
 
 //% set narrow = spec.value("kBlockM") < 128
 //% set clipped = spec.arch_family == "sm90"
+//% set split = clipped and spec.value("kTokenParts") > 1
 //% set stage_bytes = "stage_bytes" if clipped else "Cfg::kStageBytes"
 // Which weight rows a CTA multiplies. A shared tile has kBlockM / 2 gate rows from `row` on and the matching up
 // rows.
@@ -81,6 +82,10 @@ __device__ __forceinline__ void produce(
     const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
 //% if clipped
     const Tile& tile, u32 rank, u32 num_tokens, u32 weights_ahead, u32 smem, const Watch& watch) {
+//% if split
+    const u32 first_row = first_loaded(num_tokens);
+    num_tokens = loaded_tokens(num_tokens);
+//% endif
     const u32 stage_bytes = Cfg::kStageWeightBytes + Cfg::kChunksPerStage * num_tokens * kTokenBytes;
     // A box that holds fewer rows than a chunk has room for can't hold two: the second would begin too early.
     const u32 box_chunks = num_tokens < Cfg::kNPad ? 1 : Cfg::kChunksPerStage;
@@ -111,7 +116,7 @@ __device__ __forceinline__ void produce(
         }
 //% if clipped
         for (u32 i = 0; i < Cfg::kChunksPerStage; i += box_chunks) {
-            tma_load_3d(b + i * Cfg::kChunkBBytes, x_map, 0, 0, chunk + i, full);
+            tma_load_3d(b + i * Cfg::kChunkBBytes, x_map, 0, ${("first_row" if split else "0") | code}, chunk + i, full);
         }
 //% else
         tma_load_3d(b, x_map, 0, 0, chunk, full);

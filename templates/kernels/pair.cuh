@@ -41,6 +41,18 @@ __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_h
 }
 
 //% endif
+//% if spec.arch_family == "sm90" and spec.value("kTokenParts") > 1 and spec.value("kTwoSums")
+__device__ __forceinline__ void add_sums(Accumulators& acc, const Accumulators& others) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+        for (u32 i = 0; i < Cfg::kNPad / 2; ++i) {
+            acc[half][i] += others[half][i];
+        }
+    }
+}
+
+//% endif
 // Sums that a CTA stores: of all tokens, or of its half of them after the pair's exchange.
 using Sums = float[2][Cfg::kFinalTokens / 2];
 
@@ -183,7 +195,7 @@ struct TokenRange {
     u32 count;
 };
 
-//% if spec.role == "decode_front" or spec.arch_family == "sm100" or spec.value("kTokenParts") == 1
+//% if spec.arch_family == "sm100" or spec.value("kTokenParts") == 1
 __device__ __forceinline__ TokenRange final_tokens(u32 rank, u32 num_tokens) {
     const u32 first = Cfg::kFinalTokens < Cfg::kNPad ? rank * Cfg::kFinalTokens : 0;
     return {first, num_tokens > first ? min(num_tokens - first, static_cast<u32>(Cfg::kFinalTokens)) : 0};

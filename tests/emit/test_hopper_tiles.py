@@ -9,9 +9,10 @@ from models import tiny_model
 
 from cakegen import paths
 from cakegen.emit.environment import template_environment
-from cakegen.emit.reach import reached_keys
+from cakegen.emit.reach import reached_keys, reached_plans
 from cakegen.emit.tree import render_preambles
 from cakegen.model import Model, Target
+from cakegen.plan.records import DecodeForm
 
 DEGREES = (4, 8)
 
@@ -44,4 +45,6 @@ def test_preamble_has_the_mma_of_each_width_and_no_other() -> None:
         specs = [entry.program for entry in reached_keys(each)]
         text = render_preambles(environment, each.name, specs)[f"cake_{each.name}_device_sm90.cuh"]
         widths = [int(width) for width in re.findall(r"void wgmma_m64_k16<(\d+)>", text)]
-        assert widths == sorted({*each.decode_sm90.n_pads, *(tile.block_n for tile in each.prefill_sm90.tiles)})
+        forms = [plan.launches[-1].form for plan in reached_plans(each)]
+        tokens = {form.n_pad // form.token_parts for form in forms if isinstance(form, DecodeForm)}
+        assert widths == sorted(tokens | {tile.block_n for tile in each.prefill_sm90.tiles})

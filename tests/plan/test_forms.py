@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterable
 
-from models import kimi_k3_model, one_tile_models, tiny_model, tiny_quarters_model, tiny_ragged_model
+from models import kimi_k3_model, one_tile_models, short_decode, tiny_model, tiny_quarters_model, tiny_ragged_model
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import form_of, plan_route
@@ -62,20 +61,13 @@ def test_tiny_reaches_every_hopper_decode_form() -> None:
     # its 512 columns end inside a chunk at TP 16 only, where one chunk is left and no pair can split it
     ragged = {form for form in large if has(form, "ragged")}
     ragged_pairs = {form for form in ragged if has(form, ("cluster_ctas", 2)) or has(form, "split_tokens")}
-    # its pairs with as few down units split the tokens of a wide tile instead
-    whole = dataclasses.replace(tiny, decode_sm90=dataclasses.replace(tiny.decode_sm90, split_tokens_n_pad=0))
-    wide = ("n_pad", 128), ("n_pad", 160), ("n_pad", 192)
-    gated = {
-        form for form in large if has(form, "issue_gate", ("cluster_ctas", 2)) and set(wide) & set(form)
-    } - ragged_pairs
-    assert small == large - ragged_pairs - gated
-    assert gated <= decode_forms(whole, sm_counts(tiny, "sm_90a"))
+    assert small == large - ragged_pairs
     assert ragged_pairs <= decode_forms(tiny_ragged_model(), sm_counts(tiny, "sm_90a"))
     assert ragged_pairs
 
 
 def test_tiny_reaches_every_hopper_prefill_form() -> None:
-    kimi, tiny = kimi_k3_model(), tiny_model()
+    kimi, tiny = short_decode(kimi_k3_model()), short_decode(tiny_model())
     tokens = range(256, 16385, 128)
     large = forms(kimi, "sm_90a", (32, *sm_counts(kimi, "sm_90a")), tokens)
     small: set[Hashable] = set()

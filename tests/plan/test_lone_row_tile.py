@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from models import with_tile
+from models import kimi_k3_model, short_decode, with_tile
 from pair_tiles import count_pair_tiles
 
 from cakegen.model import DeviceFacts, Model
@@ -12,6 +12,12 @@ from cakegen.plan import GemmForm, Plan, plan_route
 # Columns of tiles at TP 8, by their width.
 FRONT_COLUMNS = {256: 24, 224: 27, 192: 32, 128: 47}
 TAIL_COLUMNS = {256: 28, 224: 32, 192: 38, 128: 56}
+
+
+@pytest.fixture
+def kimi() -> Model:
+    """As prefill, what decode could serve too."""
+    return short_decode(kimi_k3_model())
 
 
 def plan_of(model: Model, device: DeviceFacts, stage: str, tokens: int) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from models import with_tile
+from models import kimi_k3_model, short_decode, with_tile
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, NormForm, Plan, plan_route
@@ -29,6 +29,12 @@ EXAMPLES = {
     (8, 16384): (192, 2432, 2432, 19, 1, 0, 132, 2048),
     (16, 256): (192, 38, 38, 10, 1, 0, 76, 2048),
 }
+
+
+@pytest.fixture
+def kimi() -> Model:
+    """As prefill, what decode could serve too."""
+    return short_decode(kimi_k3_model())
 
 
 def plan_tail(model: Model, device: DeviceFacts, tp: int, tokens: int, partials: int) -> Plan:

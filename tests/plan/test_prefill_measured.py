@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from models import kimi_k3_model, short_decode
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, plan_route
@@ -113,6 +114,12 @@ ONE_PARTIAL = {
     (8, 8192): {(256, True): 219.6, (128, False): 233.0},
     (8, 16384): {(192, True): 432.9, (128, False): 458.9},
 }
+
+
+@pytest.fixture
+def kimi() -> Model:
+    """As prefill, what decode could serve too."""
+    return short_decode(kimi_k3_model())
 
 
 def chosen(kimi: Model, h200: DeviceFacts, request_shape: tuple[str, int, int]) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from models import one_tile_models, tiny_model, with_tile
+from models import kimi_k3_model, one_tile_models, short_decode, tiny_model, with_tile
 from pair_tiles import count_pair_tiles
 
 from cakegen.errors import PlanError
@@ -25,6 +25,12 @@ N_TILES = {
     192: {"front": {1: 88, 2: 56, 4: 40, 8: 32, 16: 28}, "tail": dict.fromkeys(TPS, 38)},
     128: {"front": {1: 131, 2: 83, 4: 59, 8: 47, 16: 41}, "tail": dict.fromkeys(TPS, 56)},
 }
+
+
+@pytest.fixture
+def kimi() -> Model:
+    """As prefill, what decode could serve too."""
+    return short_decode(kimi_k3_model())
 
 
 def launches(
@@ -125,7 +131,7 @@ def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_cou
 
 
 def test_small_model_keeps_its_iterations_too() -> None:
-    model = tiny_model()
+    model = short_decode(tiny_model())
     for sm_count in (2, 3, 6, 7, 78):
         device = DeviceFacts.nominal("sm_90a", sm_count)
         for stage in ("front", "tail"):

@@ -61,13 +61,13 @@ def test_symbol_spells_the_whole_form(kimi: Model, plan_all) -> None:
 
 @pytest.mark.parametrize(("sm_count", "cluster_ctas", "grid_ctas"), [(111, 1, 56), (112, 2, 112), (113, 2, 112)])
 def test_tail_pairs_need_two_sms_a_tile(kimi: Model, sm_count: int, cluster_ctas: int, grid_ctas: int) -> None:
-    (form,) = decode_forms(tail(kimi, DeviceFacts.nominal("sm_90a", sm_count), 8, 64))
+    (form,) = decode_forms(tail(kimi, DeviceFacts.nominal("sm_90a", sm_count), 1, 32))
     assert (form.cluster_ctas, form.grid_ctas, form.fused_norm) == (cluster_ctas, grid_ctas, True)
 
 
 def test_tail_falls_to_one_cta_a_tile_where_pairs_are_not_resident(kimi: Model, h200: DeviceFacts) -> None:
     scattered = dataclasses.replace(h200, resident_pairs=55)
-    plan = tail(kimi, scattered, 8, 64)
+    plan = tail(kimi, scattered, 1, 32)
     (form,) = decode_forms(plan)
     assert (form.cluster_ctas, form.grid_ctas, form.needs_residency) == (1, 56, True)
     reason = next(rule.reason for rule in plan.rules if rule.field == "cluster_ctas")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from models import with_tile
+import pytest
+from models import kimi_k3_model, short_decode, with_tile
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, Launch, control_words, partials_elems, plan_route
+
+
+@pytest.fixture
+def kimi() -> Model:
+    """As prefill, what decode could serve too."""
+    return short_decode(kimi_k3_model())
 
 
 def gemm(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int, partials: int = 1) -> Launch:

@@ -1,9 +1,19 @@
+//% set split = spec.value("kTokenParts") > 1
+//% if split
+// Pipeline of one CTA (the two of a tile split the tokens; each runs this alone):
+//
+//   producer warp --TMA--> weights + tokens ring --wgmma--> MMA warpgroup --staging--> logits | latent | shared_act
+//        ^                                                        |
+//        +------------------- stage_empty -----------------------+
+//
+//% else
 // Pipeline of one CTA (a pair splits K; both ranks run this):
 //
 //   producer warp --TMA--> weights + tokens ring --wgmma--> MMA warpgroup --staging--> logits | latent | shared_act
 //        ^                                                        |
 //        +------------------- stage_empty -----------------------+        rank --st.async--> partner (partner_sum)
 //
+//% endif
 // Barriers, each with its arrivals per phase:
 //   stage_full[s]   1: the producer's arrive.expect_tx of the stage's copies; completes when they have landed.
 //   stage_empty[s]  4: one lane of each MMA warp, once its wgmmas that read the stage are complete.
@@ -27,16 +37,27 @@ __device__ __forceinline__ Fragment fragment_of(const Tile& tile, u32 warp) {
 }
 
 //% endif
+//% if split
+// The MMA warpgroup: adds the next `units` units. A stage is free once the wgmmas of the next one are issued and at
+// most that one group is unfinished.
+//% else
 // The MMA warpgroup: sums over this CTA's units. A stage is free once the wgmmas of the next one are issued and at
 // most that one group is unfinished.
+//% endif
 __device__ __forceinline__ void accumulate(
+//% if split
+    Accumulators& acc, Ring& ring, u32 units, const Tile& tile, const Fragment& at, u32 smem, const Watch& watch) {
+//% else
     Accumulators& acc, const Tile& tile, const Fragment& at, u32 rank, u32 smem, const Watch& watch) {
+//% endif
     const bool shared = tile.kind == TileClass::kShared;
     // A box of a shared tile holds half of the rows of all chunks of a stage, gate or up; one of another tile all rows.
     const u32 a_half = shared ? Cfg::kChunksPerStage * Cfg::kChunkABytes / 2 : kSecondRow * Cfg::kBlockK * 2;
     const u32 a_chunk = shared ? Cfg::kChunkABytes / 2 : Cfg::kChunkABytes;
+//% if not split
     const u32 units = unit_count(rank);
     Ring ring;
+//% endif
     u32 previous_empty = 0;
     wgmma_pin(acc[0]);
     wgmma_pin(acc[1]);
@@ -61,6 +82,11 @@ __device__ __forceinline__ void accumulate(
     wgmma_wait_group<0>();
     wgmma_pin(acc[0]);
     wgmma_pin(acc[1]);
+//% if split
+    if (units > 0 && at.lane == 0) {
+        mbarrier_arrive(previous_empty);
+    }
+//% endif
 }
 
 /*% include "kernels/front_stores.cuh" %*/
@@ -75,7 +101,20 @@ __device__ __forceinline__ void multiply_and_store(
     // The tokens come from an earlier launch, which may still read the outputs too. From here on waits are bounded.
     griddepcontrol_wait();
     Accumulators acc = {};
+//% if split
+    Ring ring;
+//% if spec.value("kTwoSums")
+    // As two sums, of the units that either rank of a pair has which splits K: a token gets the same bits.
+    Accumulators others = {};
+    accumulate(acc, ring, Cfg::kFirstUnits, tile, at, smem, watch);
+    accumulate(others, ring, Cfg::kRank0Units - Cfg::kFirstUnits, tile, at, smem, watch);
+    add_sums(acc, others);
+//% else
+    accumulate(acc, ring, Cfg::kRank0Units, tile, at, smem, watch);
+//% endif
+//% else
     accumulate(acc, tile, at, rank, smem, watch);
+//% endif
 //% if spec.value("kClusterCtas") == 2
     // Only here does it matter that the partner has started.
     cluster_wait();
@@ -100,9 +139,15 @@ __device__ __forceinline__ void multiply_and_store(
 
 /*% include "kernels/decode_entry.cuh" %*/
     if (warp < Cfg::kProducerWarp) {
+//% if split
+        clear_missing_rows(loaded_tokens(static_cast<u32>(num_tokens)), smem);
+        const Outputs out{
+            logits, latent, shared_act, final_tokens(static_cast<u32>(num_tokens)),
+//% else
         clear_missing_rows(static_cast<u32>(num_tokens), smem);
         const Outputs out{
             logits, latent, shared_act, final_tokens(rank, num_tokens),
+//% endif
             static_cast<u32>(logits_pitch), static_cast<u32>(latent_pitch), static_cast<u32>(shared_act_pitch)};
         multiply_and_store(tile, rank, smem, out, watch);
     } else if (lane_id() == 0) {

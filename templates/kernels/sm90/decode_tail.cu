@@ -90,13 +90,7 @@ __device__ __forceinline__ void accumulate(
     accumulate(others, ring, Cfg::kRank0DownChunks - Cfg::kFirstDownChunks, at, smem, watch);
     accumulate(acc, ring, Cfg::kFirstUpChunks, at, smem, watch);
     accumulate(others, ring, Cfg::kRank0UpChunks - Cfg::kFirstUpChunks, at, smem, watch);
-#pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-        for (u32 i = 0; i < Cfg::kNPad / 2; ++i) {
-            acc[half][i] += others[half][i];
-        }
-    }
+    add_sums(acc, others);
 }
 //% else
 __device__ __forceinline__ void accumulate(
@@ -175,10 +169,9 @@ __device__ __forceinline__ void multiply_and_store(
     stage_bf16(sums[1], at, staging, kPitch, 64);
     named_barrier_sync(Cfg::kMmaBarrier, 128);
 //% if split
-    const TokenRange own = final_tokens(operands.num_tokens);
     store_staged<Cfg::kBlockM, 2>(
-        staging + (own.first - first_loaded(operands.num_tokens)) * kPitch, at.thread, operands.out,
-        operands.out_pitch, tile_row, Cfg::kOutCols, own);
+        staging, at.thread, operands.out, operands.out_pitch, tile_row, Cfg::kOutCols,
+        final_tokens(operands.num_tokens));
 //% else
     store_staged<Cfg::kBlockM, 2>(
         staging, at.thread, operands.out, operands.out_pitch, tile_row, Cfg::kOutCols,

@@ -1,5 +1,5 @@
 //# The token stages of a decode kernel, whose boxes are as high as the launch has tokens, or a CTA its part of them.
-//% set split = spec.role == "decode_tail" and spec.value("kTokenParts") > 1
+//% set split = spec.value("kTokenParts") > 1
 constexpr u32 kTokenBytes = Cfg::kBlockK * 2;  // a token's row of a K chunk
 //% if spec.role == "decode_front"
 constexpr u32 kTokenChunks = Cfg::kNumStages * Cfg::kChunksPerStage;  // of the ring
@@ -8,22 +8,18 @@ constexpr u32 kTokenChunks = Cfg::kNumStages;  // of the ring
 //% endif
 
 //% if split
-// The two CTAs of a tile load as many tokens each, the first ones and the last ones of all: of an odd number both have
-// the middle one, which the first CTA stores.
+// The CTAs of a tile load as many tokens each; of an odd number the last one's box has a row past the end, of zeros.
 __device__ __forceinline__ u32 loaded_tokens(u32 num_tokens) {
-    return (num_tokens + 1) / 2;
+    return (num_tokens + Cfg::kTokenParts - 1) / Cfg::kTokenParts;
 }
 
 __device__ __forceinline__ u32 first_loaded(u32 num_tokens) {
-    return blockIdx.x % Cfg::kTokenParts == 0 ? 0 : num_tokens / 2;
+    return blockIdx.x % Cfg::kTokenParts * loaded_tokens(num_tokens);
 }
 
 __device__ __forceinline__ TokenRange final_tokens(u32 num_tokens) {
-    const u32 first_part = loaded_tokens(num_tokens);
-    if (blockIdx.x % Cfg::kTokenParts == 0) {
-        return {0, first_part};
-    }
-    return {first_part, num_tokens - first_part};
+    const u32 first = first_loaded(num_tokens);
+    return {first, num_tokens > first ? min(num_tokens - first, loaded_tokens(num_tokens)) : 0};
 }
 
 //% endif
