@@ -40,7 +40,7 @@ FULL_CASES = (
     Case("front", 1, 16),
     Case("tail", 1, 4, partials=2),
     Case("front", 16, 200),
-    Case("tail", 16, 200, partials=2, rank=15),
+    Case("tail", 16, 385, partials=2, rank=15),
 )
 """Of the full size: decode of both stages at TP 8 and TP 1, and the smallest prefill."""
 
