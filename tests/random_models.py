@@ -89,7 +89,7 @@ def _draw(chance: random.Random, seed: int) -> Model:
         decode_sm90=dataclasses.replace(
             rules,
             max_tokens=(*rules.n_pads, *wider)[-1],
-            max_cta_tokens=192 if wider else rules.max_cta_tokens,
+            max_cta_tokens=max(tokens for tokens in (*rules.n_pads, *wider) if tokens <= 192),
             n_pads=(*rules.n_pads, *wider),
             depth2_min_stages_pair=chance.randint(1, 8),
             alias_min_chunks=chance.choice((2, 8, 4096)),

@@ -83,6 +83,11 @@ def _check_tokens(model: Model) -> None:
                 f"{name}.n_pads: the widest tile holds {rules.n_pads[-1]} tokens, {name}.max_tokens is "
                 f"{rules.max_tokens}; add a wider tile or lower max_tokens"
             )
+        if rules.max_cta_tokens not in rules.n_pads:
+            raise SpecError(
+                f"{name}.max_cta_tokens = {rules.max_cta_tokens} is none of {name}.n_pads = {list(rules.n_pads)}: up to "
+                "it every request is decode, and a CTA multiplies a whole tile. Use the widest tile that one CTA can have"
+            )
         if model.max_tokens < rules.max_tokens:
             raise SpecError(
                 f"requests.max_tokens = {model.max_tokens} is below {name}.max_tokens = {rules.max_tokens}; "

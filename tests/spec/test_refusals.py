@@ -76,6 +76,7 @@ EDITS = {
     "token tile": ("n_pads = [8, 16, 32, 64, 128]", "n_pads = [8, 24, 128]", ["decode.n_pads.1 = 24", "8, 16, 32"]),
     "falling tiles": ("n_pads = [8, 16, 32, 64, 128]", "n_pads = [16, 8, 128]", ["decode.n_pads: 8 follows 16"]),
     "narrow tiles": ("n_pads = [8, 16, 32, 64, 128]", "n_pads = [8, 64]", ["holds 64 tokens", "max_tokens is 128"]),
+    "tile of no CTA": ("max_cta_tokens = 192", "max_cta_tokens = 150", ["max_cta_tokens = 150 is none of", "160, 192"]),
     "no tile": ("n_pads = [8, 16, 32, 64, 128]", "n_pads = []", ["decode.n_pads = []"]),
     "no ring": ("max_stages = 12", "max_stages = 0", ["decode.max_stages = 0"]),
     "few tokens": ("max_tokens = 16384", "max_tokens = 64", ["requests.max_tokens = 64", "decode.max_tokens = 128"]),
