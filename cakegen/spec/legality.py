@@ -85,8 +85,8 @@ def _check_tokens(model: Model) -> None:
             )
         if rules.max_cta_tokens not in rules.n_pads:
             raise SpecError(
-                f"{name}.max_cta_tokens = {rules.max_cta_tokens} is none of {name}.n_pads = {list(rules.n_pads)}: up to "
-                "it every request is decode, and a CTA multiplies a whole tile. Use the widest tile that one CTA can have"
+                f"{name}.max_cta_tokens = {rules.max_cta_tokens} is none of {name}.n_pads = {list(rules.n_pads)}: up to"
+                " it requests are decode, and a CTA multiplies a whole tile. Use the widest tile that a CTA can have"
             )
         if model.max_tokens < rules.max_tokens:
             raise SpecError(
