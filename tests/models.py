@@ -68,7 +68,7 @@ SM90_DECODE_CHANGES: dict[str, Any] = {
     "narrow_n_pad": 64,
 }
 # The small model's K is shorter.
-TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {"tail_split_max_chunks": 12}
+TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {"tail_split_max_chunks": 12, "overlap_min_sm_percent": 5}
 
 PREFILL = PrefillRules(
     block_m=128,

@@ -12,6 +12,7 @@ from models import SM90_DECODE_CHANGES, tiny_model
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model, Target, to_literal
 from cakegen.plan import plan_route
+from cakegen.rules import DecodeRules
 
 
 def random_model(seed: int) -> Model:
@@ -86,24 +87,28 @@ def _draw(chance: random.Random, seed: int) -> Model:
         targets=(Target("sm_90a", degrees, sm_counts),),
         families=tuple(family for family in tiny.families if family.arch_family == "sm90"),
         decode=rules,
-        decode_sm90=dataclasses.replace(
-            rules,
-            max_tokens=(*rules.n_pads, *wider)[-1],
-            max_cta_tokens=max(tokens for tokens in (*rules.n_pads, *wider) if tokens <= 192),
-            n_pads=(*rules.n_pads, *wider),
-            depth2_min_stages_pair=chance.randint(1, 8),
-            alias_min_chunks=chance.choice((2, 8, 4096)),
-            resident_tokens_staged=chance.randint(0, 32),
-            split_finalize_n_pad=chance.choice((0, 16, 32, 128)),
-            overlap_min_sm_percent=chance.choice((0, 75)),
-            front_split_n_pad=chance.choice((0, 32, 128)),
-            front_split_min_sm_percent=chance.choice((0, 70)),
-            tail_split_n_pad=chance.choice((0, 16, 64, 128)),
-            tail_split_max_chunks=chance.choice((4, 64)),
-            tail_split_long_n_pad=chance.choice((0, 64, 128)),
-            narrow_block_m=chance.choice((0, 64, 96)),
-            narrow_n_pad=chance.choice((0, 32, 128)),
-        ),
+        decode_sm90=_draw_hopper(chance, rules, wider),
+    )
+
+
+def _draw_hopper(chance: random.Random, rules: DecodeRules, wider: tuple[int, ...]) -> DecodeRules:
+    return dataclasses.replace(
+        rules,
+        max_tokens=(*rules.n_pads, *wider)[-1],
+        max_cta_tokens=max(tokens for tokens in (*rules.n_pads, *wider) if tokens <= 192),
+        n_pads=(*rules.n_pads, *wider),
+        depth2_min_stages_pair=chance.randint(1, 8),
+        alias_min_chunks=chance.choice((2, 8, 4096)),
+        resident_tokens_staged=chance.randint(0, 32),
+        split_finalize_n_pad=chance.choice((0, 16, 32, 128)),
+        overlap_min_sm_percent=chance.choice((0, 75)),
+        front_split_n_pad=chance.choice((0, 32, 128)),
+        front_split_min_sm_percent=chance.choice((0, 70)),
+        tail_split_n_pad=chance.choice((0, 16, 64, 128)),
+        tail_split_max_chunks=chance.choice((4, 64)),
+        tail_split_long_n_pad=chance.choice((0, 64, 128)),
+        narrow_block_m=chance.choice((0, 64, 96)),
+        narrow_n_pad=chance.choice((0, 32, 128)),
     )
 
 

@@ -28,7 +28,6 @@ CASES = {
     "tail, y loaded": (Case("tail", 1, 100, sm_count=6), {"fused_norm": True, "resident_b": False}, TAIL_MAPS),
     "widest front": (Case("front", 8, 161), {"cluster_ctas": 2, "split_finalize": True, "n_pad": 192}, {"x"}),
     "wide front, one CTA a tile": (Case("front", 1, 155, sm_count=6), {"cluster_ctas": 1, "n_pad": 160}, {"x"}),
-    "widest tail, sums in the ring": (Case("tail", 1, 190, sm_count=132), {"landing_alias": True}, TAIL_MAPS),
     "tail, tokens split": (Case("tail", 4, 100), {"token_parts": 2, "n_pad": 128}, TAIL_MAPS),
     "tail, an odd number split": (Case("tail", 4, 161, rank=3), {"token_parts": 2, "n_pad": 192}, TAIL_MAPS),
     "tail, ragged slice": (Case("tail", 16, 17, 3, sm_count=6, rank=15), {"k1_ragged_cols": 32}, TAIL_MAPS),
@@ -54,7 +53,8 @@ def test_boxes_hold_the_tokens_that_there_are(registry: Registry, token_boxes: l
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
     parts = [(0, case.tokens)]
     if isinstance(form, DecodeForm) and form.token_parts == 2:
-        parts = [(0, -(-case.tokens // 2)), (case.tokens // 2, case.tokens)]
+        half = -(-case.tokens // 2)
+        parts = [(0, half), (half, 2 * half)]
     assert {(box.name, box.first, box.end, box.extent) for box in token_boxes} == {
         (each, first, end, case.tokens) for each in maps for first, end in parts
     }
@@ -86,12 +86,12 @@ def test_row_has_the_same_bits_however_high_its_box_is(registry: Registry, name:
 
 @pytest.mark.parametrize("tokens", [65, 128, 191])
 def test_row_has_the_same_bits_whether_the_tokens_are_split_or_k(registry: Registry, tokens: int) -> None:
-    of_a_pair, split = Case("tail", 4, 64, rank=1), Case("tail", 4, tokens, rank=1)
+    of_a_pair, split = Case("tail", 4, 8, rank=1), Case("tail", 4, tokens, rank=1)
     forms = [case.plan(registry.model).launches[-1].form for case in (of_a_pair, split)]
     assert [(form.cluster_ctas, form.token_parts) for form in forms if isinstance(form, DecodeForm)] == [(2, 1), (1, 2)]
-    some, all_rows = outputs_of(registry, split, 64), outputs_of(registry, split, tokens)
+    some, all_rows = outputs_of(registry, split, 8), outputs_of(registry, split, tokens)
     for output, rows in some.items():
-        assert torch.equal(rows, all_rows[output][:64]), output
+        assert torch.equal(rows, all_rows[output][:8]), output
 
 
 @pytest.mark.parametrize("case", [Case("front", 8, 5), Case("tail", 1, 5, sm_count=48)], ids=["front", "tail"])
@@ -119,25 +119,37 @@ def test_rows_cleared_wrongly_are_reported(
 
 
 @pytest.mark.parametrize(
-    "new", ["return {first_part, num_tokens - first_part - 1};", "return {num_tokens / 2, first_part};"]
+    ("old", "new"),
+    [
+        (
+            "min(num_tokens - first, loaded_tokens(num_tokens))",
+            "min(num_tokens - first, loaded_tokens(num_tokens) - 1)",
+        ),
+        ("kTokenParts * loaded_tokens(num_tokens);", "kTokenParts * (loaded_tokens(num_tokens) - 1);"),
+    ],
+    ids=["no CTA", "both"],
 )
-def test_row_that_no_cta_or_both_store_is_reported(registry: Registry, planted: Callable[..., Any], new: str) -> None:
-    load = planted("return {first_part, num_tokens - first_part};", new)
+def test_row_that_no_cta_or_both_store_is_reported(
+    registry: Registry, planted: Callable[..., Any], old: str, new: str
+) -> None:
     with pytest.raises(Fault) as caught:
-        emulate_case(registry, Case("tail", 4, 101), Options("early", 0, "wide"), load=load)
+        emulate_case(registry, Case("tail", 4, 101), Options("early", 0, "wide"), load=planted(old, new))
     assert caught.value.kind == "output"
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("case", "old", "new"),
     [
-        ("0 : num_tokens / 2;", "0 : num_tokens / 2 - 1;"),
-        ("(own.first - first_loaded(operands.num_tokens)) * kPitch", "0"),
+        (Case("tail", 4, 100), "operands.shared_act_map, 0, first_row,", "operands.shared_act_map, 0, 0,"),
+        (Case("tail", 4, 100), "operands.y_map, first_row,", "operands.y_map, 0,"),
+        (Case("front", 1, 200, sm_count=48), "x_map, 0, first_row,", "x_map, 0, 0,"),
     ],
-    ids=["loaded", "stored"],
+    ids=["shared_act", "y", "x"],
 )
-def test_other_rows_than_a_ctas_own_give_wrong_values(
-    registry: Registry, planted: Callable[..., Any], old: str, new: str
+def test_rows_of_the_other_cta_give_wrong_values(
+    registry: Registry, planted: Callable[..., Any], case: Case, old: str, new: str
 ) -> None:
-    report = emulate_case(registry, Case("tail", 4, 101), Options("early", 0, "wide"), load=planted(old, new))
-    assert report.problems
+    form = case.plan(registry.model).launches[-1].form
+    assert isinstance(form, DecodeForm)
+    assert form.token_parts == 2
+    assert emulate_case(registry, case, Options("early", 0, "wide"), load=planted(old, new)).problems

@@ -157,7 +157,7 @@ def test_warm_up_of_one_stage_takes_its_name(machine: Machine, tiny_registry: Re
 def test_fewer_resident_pairs_lower_the_figure_and_replan(machine: Machine, tiny_registry: Registry) -> None:
     machine.driver.resident_clusters = 1
     moe = LatentMoe(tiny_registry)
-    runner = prepare_tail(moe)
+    runner = prepare_tail(moe, 1, 32)
     assert moe._open(0).resident_pairs == 1
     expected = DeviceFacts("sm_90a", 132, 1, 232448)
     assert runner.plan.device == expected
@@ -168,7 +168,7 @@ def test_fewer_resident_pairs_lower_the_figure_and_replan(machine: Machine, tiny
 def test_more_resident_pairs_never_raise_the_figure(machine: Machine, tiny_registry: Registry) -> None:
     machine.driver.resident_clusters = 500
     moe = LatentMoe(tiny_registry)
-    prepare_tail(moe)
+    prepare_tail(moe, 1, 32)
     assert moe._open(0).resident_pairs == 66
 
 
@@ -179,7 +179,7 @@ def test_residency_that_the_device_lacks_is_refused(machine: Machine, tiny_regis
     with pytest.raises(
         LaunchError, match=r"must be resident at once; cuda:0 \(Fake H200\) holds 2, with clusters of 2"
     ):
-        prepare_tail(moe)
+        prepare_tail(moe, 1, 32)
 
 
 def test_prefill_tail_that_normalises_must_be_resident_too(machine: Machine, tiny_registry: Registry) -> None:
@@ -187,15 +187,15 @@ def test_prefill_tail_that_normalises_must_be_resident_too(machine: Machine, tin
     moe = LatentMoe(tiny_registry, device_facts=DeviceFacts.nominal("sm_90a", 132))
     machine.driver.resident_clusters = 1
     with pytest.raises(LaunchError, match=r"tail_gemm:tp2f1.*@sm_90a: .* so all \d+ must be resident .* holds 2, with"):
-        prepare_tail(moe, tokens=300)
-    assert len(prepare_tail(moe, tokens=300, partials=2).plan.launches) == 2
+        prepare_tail(moe, tokens=400)
+    assert len(prepare_tail(moe, tokens=400, partials=2).plan.launches) == 2
 
 
 def test_prefill_tail_that_normalises_is_planned_again_for_fewer_pairs(
     machine: Machine, tiny_registry: Registry
 ) -> None:
     machine.driver.resident_clusters = 1
-    runner = prepare_tail(LatentMoe(tiny_registry), tokens=300)
+    runner = prepare_tail(LatentMoe(tiny_registry), tokens=400)
     (launch,) = runner.plan.launches
     assert (launch.form.fused_norm, launch.grid_ctas) == (True, (2, 1, 1))
 

@@ -34,7 +34,7 @@ def front_partials(tokens: int) -> int:
 
 
 # token counts whose fronts are cut into few and into more partials, and one that is not cut
-_NEED = {tokens: front_partials(tokens) for tokens in range(200, 8193, 256)}
+_NEED = {tokens: front_partials(tokens) for tokens in range(400, 8193, 256)}
 CUT = min(tokens for tokens, need in _NEED.items() if need)
 LARGER = max(_NEED, key=lambda tokens: _NEED[tokens])
 WHOLE = min(tokens for tokens, need in _NEED.items() if not need)
