@@ -54,52 +54,6 @@
 // unfinished.
 __device__ __forceinline__ void accumulate(
     Accumulators& acc, Ring& ring, u32 units, const Fragment& at, u32 smem, const Watch& watch) {
-    u32 previous_empty = 0;
-    wgmma_pin(acc[0]);
-    wgmma_pin(acc[1]);
-#pragma unroll 1
-    for (u32 unit = 0; unit < units; ++unit) {
-        const u32 a = smem + Cfg::kARingOffset + ring.stage * Cfg::kChunkABytes;
-        const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
-        mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
-        wgmma_fence();
-        multiply_chunk(acc, a, Cfg::kChunkABytes / 2, b);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        if (unit > 0 && at.lane == 0) {
-            mbarrier_arrive(previous_empty);
-        }
-        previous_empty = smem + Cfg::kStageEmptyOffset + ring.stage * 8;
-        ring.advance();
-    }
-    wgmma_wait_group<0>();
-    wgmma_pin(acc[0]);
-    wgmma_pin(acc[1]);
-    if (units > 0 && at.lane == 0) {
-        mbarrier_arrive(previous_empty);
-    }
-}
-
-//% if spec.value("kTwoSums")
-// All of K, as two sums: of the chunks that either rank of a pair has which splits K. So a token gets the same bits.
-__device__ __forceinline__ void accumulate(
-    Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
-    Accumulators others = {};
-    Ring ring;
-    accumulate(acc, ring, Cfg::kFirstDownChunks, at, smem, watch);
-    accumulate(others, ring, Cfg::kRank0DownChunks - Cfg::kFirstDownChunks, at, smem, watch);
-    accumulate(acc, ring, Cfg::kFirstUpChunks, at, smem, watch);
-    accumulate(others, ring, Cfg::kRank0UpChunks - Cfg::kFirstUpChunks, at, smem, watch);
-    add_sums(acc, others);
-}
-//% else
-__device__ __forceinline__ void accumulate(
-    Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
-    Ring ring;
-    accumulate(acc, ring, Cfg::kRank0DownChunks, at, smem, watch);
-    accumulate(acc, ring, Cfg::kRank0UpChunks, at, smem, watch);
-}
-//% endif
 //% else
 // Sums over this CTA's units. A stage is free once the wgmmas of the next one are issued and at most that one group
 // is unfinished.
@@ -108,13 +62,14 @@ __device__ __forceinline__ void accumulate(
     const Share share = share_of(rank);
     const u32 units = share.down + share.up;
     Ring ring;
+//% endif
     u32 previous_empty = 0;
     wgmma_pin(acc[0]);
     wgmma_pin(acc[1]);
 #pragma unroll 1
     for (u32 unit = 0; unit < units; ++unit) {
         const u32 a = smem + Cfg::kARingOffset + ring.stage * Cfg::kChunkABytes;
-        u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
+        ${("const u32" if split else "u32") | code} b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
 //% if spec.value("kResidentB")
         if (unit == share.down) {
             mbarrier_wait(smem + Cfg::kYResidentOffset, 0, watch);
@@ -137,7 +92,34 @@ __device__ __forceinline__ void accumulate(
     wgmma_wait_group<0>();
     wgmma_pin(acc[0]);
     wgmma_pin(acc[1]);
+//% if split
+    if (units > 0 && at.lane == 0) {
+        mbarrier_arrive(previous_empty);
+    }
+//% endif
 }
+//% if split
+
+//% if spec.value("kTwoSums")
+// All of K, as two sums: of the chunks that either rank of a pair has which splits K. So a token gets the same bits.
+__device__ __forceinline__ void accumulate(
+    Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
+    Accumulators others = {};
+    Ring ring;
+    accumulate(acc, ring, Cfg::kFirstDownChunks, at, smem, watch);
+    accumulate(others, ring, Cfg::kRank0DownChunks - Cfg::kFirstDownChunks, at, smem, watch);
+    accumulate(acc, ring, Cfg::kFirstUpChunks, at, smem, watch);
+    accumulate(others, ring, Cfg::kRank0UpChunks - Cfg::kFirstUpChunks, at, smem, watch);
+    add_sums(acc, others);
+}
+//% else
+__device__ __forceinline__ void accumulate(
+    Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
+    Ring ring;
+    accumulate(acc, ring, Cfg::kRank0DownChunks, at, smem, watch);
+    accumulate(acc, ring, Cfg::kRank0UpChunks, at, smem, watch);
+}
+//% endif
 //% endif
 
 __device__ __forceinline__ void multiply_and_store(
