@@ -1,6 +1,7 @@
 //# How every decode kernel begins: its set-up, then its body up to where the warps take their roles.
 //% set front = spec.role == "decode_front"
 //% set fused_norm = not front and spec.value("kFusedNorm")
+//% set split = spec.arch_family == "sm90" and spec.value("kTokenParts") > 1
 //% if front
 __device__ __forceinline__ void set_up(
     const TensorMap& router_map, const TensorMap& latent_map, const TensorMap& shared_map, const TensorMap& x_map,
@@ -63,12 +64,12 @@ __device__ __forceinline__ void set_up(const Operands& operands, u32 rank, u32 s
     const u32 smem = smem_base();
     const u32 rank = Cfg::kClusterCtas == 2 ? cluster_ctarank() : 0;
 //% if front
-//% if spec.arch_family == "sm90" and spec.value("kTokenParts") > 1
+//% if split
     const Tile tile = tile_of(blockIdx.x / Cfg::kTokenParts);
 //% else
     const Tile tile = tile_of(blockIdx.x / Cfg::kClusterCtas);
 //% endif
-//% elif spec.arch_family == "sm90" and spec.value("kTokenParts") > 1
+//% elif split
     const u32 tile_row = blockIdx.x / Cfg::kTokenParts * Cfg::kBlockM;
 //% else
     const u32 tile_row = blockIdx.x / Cfg::kClusterCtas * Cfg::kBlockM;

@@ -1,4 +1,5 @@
 //% set narrow = spec.value("kBlockM") < 128
+//% set split = spec.arch_family == "sm90" and spec.value("kTokenParts") > 1
 // ---- shared by the decode programs: accumulators, the pair's sum, staged stores ----
 
 //% if spec.arch_family == "sm90"
@@ -41,7 +42,7 @@ __device__ __forceinline__ void multiply_chunk(Accumulators& acc, u32 a, u32 a_h
 }
 
 //% endif
-//% if spec.arch_family == "sm90" and spec.value("kTokenParts") > 1 and spec.value("kTwoSums")
+//% if split and spec.value("kTwoSums")
 __device__ __forceinline__ void add_sums(Accumulators& acc, const Accumulators& others) {
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
@@ -195,7 +196,7 @@ struct TokenRange {
     u32 count;
 };
 
-//% if spec.arch_family == "sm100" or spec.value("kTokenParts") == 1
+//% if not split
 __device__ __forceinline__ TokenRange final_tokens(u32 rank, u32 num_tokens) {
     const u32 first = Cfg::kFinalTokens < Cfg::kNPad ? rank * Cfg::kFinalTokens : 0;
     return {first, num_tokens > first ? min(num_tokens - first, static_cast<u32>(Cfg::kFinalTokens)) : 0};

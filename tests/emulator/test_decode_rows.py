@@ -45,18 +45,22 @@ WIDE = {
 }
 
 
+def rows_of_ctas(registry: Registry, case: Case) -> set[tuple[int, int]]:
+    """The token rows that the CTAs of a tile load: all, or each as many; the last CTA's may end a row past the last."""
+    form = case.plan(registry.model).launches[-1].form
+    assert isinstance(form, DecodeForm)
+    rows = -(-case.tokens // form.token_parts)
+    return {(part * rows, (part + 1) * rows) for part in range(form.token_parts)}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_boxes_hold_the_tokens_that_there_are(registry: Registry, token_boxes: list[Box], name: str) -> None:
     case, expected, maps = CASES[name]
     form = case.plan(registry.model).launches[-1].form
     assert {field: getattr(form, field) for field in expected} == expected
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
-    parts = [(0, case.tokens)]
-    if isinstance(form, DecodeForm) and form.token_parts == 2:
-        half = -(-case.tokens // 2)
-        parts = [(0, half), (half, 2 * half)]
     assert {(box.name, box.first, box.end, box.extent) for box in token_boxes} == {
-        (each, first, end, case.tokens) for each in maps for first, end in parts
+        (each, first, end, case.tokens) for each in maps for first, end in rows_of_ctas(registry, case)
     }
 
 
@@ -65,10 +69,7 @@ def test_full_token_tile_is_loaded_whole(registry: Registry, token_boxes: list[B
     case, tokens = WIDE[name]
     case = dataclasses.replace(case, tokens=tokens)
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
-    form = case.plan(registry.model).launches[-1].form
-    half = tokens // 2
-    split = isinstance(form, DecodeForm) and form.token_parts == 2
-    assert {(box.first, box.end) for box in token_boxes} == ({(0, half), (half, tokens)} if split else {(0, tokens)})
+    assert {(box.first, box.end) for box in token_boxes} == rows_of_ctas(registry, case)
 
 
 @pytest.mark.parametrize("name", WIDE)
