@@ -225,10 +225,12 @@ class HopperPrefillRules:
     norm_launch_iters, norm_launch_rows_per_iter
         What a norm in a launch of its own adds to the tail, in iterations of the first tile: so many, and one for so
         many rows.
-    norm_first_rows_per_iter
-        Rows of a fused norm's first ones that cost an iteration.
-    norm_hidden_iters
-        So many shared-down iterations hide the norm of the first tiles' rows.
+    norm_first_iters, norm_first_rows_per_iter
+        What a fused norm's first rows add, if there are any: so many iterations, and one for so many rows.
+    norm_hidden_rows_per_iter
+        Rows of the first tiles that are normalised beside each shared-down iteration; the others come first.
+    norm_hidden_iters, norm_hidden_min_rows
+        All rows come first where there are fewer shared-down iterations, and fewer rows, than these.
     tiles
         The tiles that a plan may take: it takes the cheapest, and of equals the first. Keys spell all but the first.
     """
@@ -242,8 +244,11 @@ class HopperPrefillRules:
     stream_k_wider_min_saving: int
     norm_launch_iters: int
     norm_launch_rows_per_iter: int
+    norm_first_iters: int
     norm_first_rows_per_iter: int
+    norm_hidden_rows_per_iter: int
     norm_hidden_iters: int
+    norm_hidden_min_rows: int
     tiles: tuple[HopperTile, ...]
 
     def preferring(self, tile: HopperTile) -> HopperPrefillRules:

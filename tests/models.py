@@ -51,9 +51,9 @@ DECODE = DecodeRules(
 
 # What Hopper does differently.
 SM90_DECODE_CHANGES: dict[str, Any] = {
-    "max_tokens": 384,
+    "max_tokens": 320,
     "max_cta_tokens": 192,
-    "n_pads": (8, 16, 32, 64, 128, 160, 192, 256, 320, 384),
+    "n_pads": (8, 16, 32, 64, 128, 160, 192, 256, 320),
     "depth2_min_stages_pair": 4,
     "alias_min_chunks": 4096,
     "resident_tokens_staged": 4,
@@ -68,7 +68,13 @@ SM90_DECODE_CHANGES: dict[str, Any] = {
     "narrow_n_pad": 64,
 }
 # The small model's K is shorter.
-TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {"tail_split_max_chunks": 12, "overlap_min_sm_percent": 5}
+# The small model has the widest tile that two CTAs split too.
+TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {
+    "max_tokens": 384,
+    "n_pads": (*SM90_DECODE_CHANGES["n_pads"], 384),
+    "tail_split_max_chunks": 12,
+    "overlap_min_sm_percent": 5,
+}
 
 PREFILL = PrefillRules(
     block_m=128,
@@ -108,12 +114,18 @@ PREFILL_SM90 = HopperPrefillRules(
     stream_k_wider_min_saving=60,
     norm_launch_iters=2,
     norm_launch_rows_per_iter=170,
-    norm_first_rows_per_iter=110,
+    norm_first_iters=4,
+    norm_first_rows_per_iter=140,
+    norm_hidden_rows_per_iter=33,
     norm_hidden_iters=48,
+    norm_hidden_min_rows=641,
     tiles=(
         HopperTile(256, 4, tile_groups=2, iter_percent=100, epilogue_iters=2, segment_cost=12),
-        HopperTile(224, 4, tile_groups=2, iter_percent=86, epilogue_iters=3, segment_cost=18),
-        HopperTile(192, 5, tile_groups=2, iter_percent=74, epilogue_iters=2, segment_cost=14),
+        HopperTile(224, 4, tile_groups=2, iter_percent=86, epilogue_iters=3, segment_cost=16),
+        HopperTile(192, 5, tile_groups=2, iter_percent=74, epilogue_iters=4, segment_cost=10),
+        HopperTile(240, 4, tile_groups=2, iter_percent=93, epilogue_iters=3, segment_cost=16),
+        HopperTile(176, 5, tile_groups=2, iter_percent=70, epilogue_iters=3, segment_cost=16),
+        HopperTile(144, 6, tile_groups=2, iter_percent=60, epilogue_iters=2, segment_cost=18),
         HopperTile(128, 6, tile_groups=1, iter_percent=51, epilogue_iters=7, segment_cost=20),
     ),
 )
@@ -146,11 +158,17 @@ TINY_PREFILL_SM90_CHANGES: dict[str, Any] = {
     "stream_k_min_saving": 1,
     "stream_k_wider_min_saving": 1,
     "norm_launch_iters": 0,
+    "norm_first_iters": 0,
+    "norm_first_rows_per_iter": 110,
     "norm_hidden_iters": 8,
+    "norm_hidden_min_rows": 200,
     "tiles": (
         HopperTile(256, 4, tile_groups=2, iter_percent=100, epilogue_iters=0, segment_cost=0),
         HopperTile(224, 4, tile_groups=2, iter_percent=90, epilogue_iters=0, segment_cost=0),
         HopperTile(192, 5, tile_groups=2, iter_percent=78, epilogue_iters=0, segment_cost=0),
+        HopperTile(240, 4, tile_groups=2, iter_percent=95, epilogue_iters=0, segment_cost=0),
+        HopperTile(176, 5, tile_groups=2, iter_percent=74, epilogue_iters=0, segment_cost=0),
+        HopperTile(144, 6, tile_groups=2, iter_percent=66, epilogue_iters=0, segment_cost=0),
         HopperTile(128, 6, tile_groups=1, iter_percent=64, epilogue_iters=0, segment_cost=0),
     ),
 }

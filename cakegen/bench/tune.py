@@ -1,4 +1,6 @@
-"""Leaf module: a measured table from recorded results, and what it changes. Imports errors, measured and records."""
+"""Leaf module: a measured table from recorded results, what it changes, and how a table is written. Imports errors,
+measured and records.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,18 @@ def _row(record: RowRecord) -> MeasuredRow | None:
 
 
 def write_table(table: MeasuredTable, file: Path) -> None:
-    """Write a table beside the old one, sync it, and let it take the old one's place; a kill leaves one of them whole.
+    """Write a table as `write_whole` does.
+
+    Raises
+    ------
+    BenchError
+        The folder can't be written.
+    """
+    write_whole(render_table(table), file)
+
+
+def write_whole(text: str, file: Path) -> None:
+    """Write a text beside the old one, sync it, and let it take the old one's place; a kill leaves one of them whole.
 
     Raises
     ------
@@ -75,7 +88,7 @@ def write_table(table: MeasuredTable, file: Path) -> None:
         descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as beside:
-                beside.write(render_table(table))
+                beside.write(text)
                 beside.flush()
                 os.fsync(beside.fileno())
             Path(name).chmod(0o644)

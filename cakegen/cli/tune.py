@@ -33,13 +33,28 @@ if TYPE_CHECKING:
 @click.option("--out", "file", type=click.Path(path_type=Path, dir_okay=False), help="Table; default: the export's.")
 @click.option("--results", "folder", type=click.Path(path_type=Path, file_okay=False), help="Folder for the results.")
 @click.option("--repeats", type=click.IntRange(min=3), help="Timed calls of an arm; by default 41, 11 from T 4096 on.")
+@click.option(
+    "--tiles",
+    "tiles",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Time each tile of Hopper's prefill instead, and write FILE.",
+)
 @click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 def tune_command(
-    rows: str, recorded: Path | None, file: Path | None, folder: Path | None, repeats: int | None, export: str
+    rows: str,
+    recorded: Path | None,
+    file: Path | None,
+    folder: Path | None,
+    repeats: int | None,
+    tiles: Path | None,
+    export: str,
 ) -> None:
     """Measure rows on this device beside the stock chains, and write the table of the device.
 
     The old table stays until the new one is whole. Prints where a stock chain is faster, and what changed.
+
+    With --tiles it times each tile of prefill at the rows that prefill serves, for the costs of
+    `[[prefill_sm90.tiles]]` in an export.
     """
     from cakegen.bench.records import read_results
     from cakegen.bench.tune import table_of, write_table
@@ -48,6 +63,10 @@ def tune_command(
     if recorded is not None:
         refuse_ignored("is of a run; --from measures nothing", "rows", "folder", "repeats")
     registry = load_registry(export)
+    if tiles is not None:
+        refuse_ignored("is of a device's table; --tiles writes none", "recorded", "file", "folder")
+        _measure_tiles(registry, rows, repeats, tiles)
+        return
     # before a run that takes minutes
     _check_writable(file)
     if recorded is None:
@@ -59,6 +78,16 @@ def tune_command(
     _report(table, target)
     write_table(table, target)
     click.echo(f"written: {target}", err=True)
+
+
+def _measure_tiles(registry: Registry, rows: str, repeats: int | None, file: Path) -> None:
+    from cakegen.bench.rows import select_rows
+    from cakegen.bench.tiles import measure_tiles
+    from cakegen.bench.tune import write_whole
+
+    wanted = select_rows(rows, registry.model.decode.max_tokens)
+    write_whole(measure_tiles(registry, wanted, repeats, click.echo), file)
+    click.echo(f"written: {file}", err=True)
 
 
 def _check_writable(file: Path | None) -> None:

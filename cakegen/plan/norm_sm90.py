@@ -25,13 +25,25 @@ def norm_cost_iters(tile: HopperTile, down: int, tokens: int, partials: int, rul
         Shared-down iterations of a tile, which come first and need no normalised row.
     """
     if can_fuse_norm(tile, tokens, partials, rules):
-        return -(-min(norm_first_rows(down, rules), tokens) // rules.norm_first_rows_per_iter)
+        first = norm_first_rows(down, tokens, rules)
+        return rules.norm_first_iters - (-first // rules.norm_first_rows_per_iter) if first else 0
     return rules.norm_launch_iters - (-tokens // rules.norm_launch_rows_per_iter)
 
 
-def norm_first_rows(down: int, rules: HopperPrefillRules) -> int:
-    """Rows that a fused norm has done before anything is multiplied: those of the first tiles of all pairs, or none."""
-    return 0 if down >= rules.norm_hidden_iters else rules.raster_m_tiles * rules.block_m
+def norm_first_rows(down: int, tokens: int, rules: HopperPrefillRules) -> int:
+    """Rows that a fused norm has done before anything is multiplied.
+
+    Of the rows of the first tiles of all pairs those that could not be normalised beside their shared-down iterations.
+    Few rows beside few iterations all come first: before the first of them is stored, those iterations are over.
+    """
+    rows = _first_tiles_rows(tokens, rules)
+    if down < rules.norm_hidden_iters and rows < rules.norm_hidden_min_rows:
+        return rows
+    return max(rows - down * rules.norm_hidden_rows_per_iter, 0)
+
+
+def _first_tiles_rows(tokens: int, rules: HopperPrefillRules) -> int:
+    return min(tokens, rules.raster_m_tiles * rules.block_m)
 
 
 def fused_norm_rule(tile: HopperTile, tokens: int, partials: int, rules: HopperPrefillRules) -> Rule:
@@ -52,13 +64,14 @@ def _row_counters(tokens: int, rules: HopperPrefillRules) -> int:
     return pair_rows_of(rules.block_m, tokens) + 1
 
 
-def first_rows_rule(down: int, rules: HopperPrefillRules) -> Rule:
-    """Why so many rows are normalised first."""
+def first_rows_rule(down: int, tokens: int, rules: HopperPrefillRules) -> Rule:
+    """Why the MMA warps normalise so many rows first."""
     reason = (
-        f"{down} shared-down iterations (from {rules.norm_hidden_iters} on they hide the norm of the first"
-        f" {rules.raster_m_tiles} row tiles of {rules.block_m}; the MMA warps normalise these first otherwise)"
+        f"{_first_tiles_rows(tokens, rules)} rows of the first {rules.raster_m_tiles} row tiles of {rules.block_m} -"
+        f" {down} shared-down iterations * {rules.norm_hidden_rows_per_iter} normalised beside them, at least 0; all of"
+        f" fewer than {rules.norm_hidden_min_rows} with fewer than {rules.norm_hidden_iters} iterations"
     )
-    return Rule("norm_first_rows", norm_first_rows(down, rules), reason)
+    return Rule("norm_first_rows", norm_first_rows(down, tokens, rules), reason)
 
 
 def trigger_rule() -> Rule:

@@ -146,8 +146,8 @@ def _plan_tail(model: Model, tp: int, tokens: int, partials: int, device: Device
     )
     if not fused:
         return (norm_launch(model, tokens, True, device), launch), (*why, trigger_rule())
-    first = first_rows_rule(down, rules)
-    launch = replace(launch, parameters=((first.field, norm_first_rows(down, rules)), *launch.parameters))
+    first = first_rows_rule(down, tokens, rules)
+    launch = replace(launch, parameters=((first.field, norm_first_rows(down, tokens, rules)), *launch.parameters))
     return (launch,), (*why, first)
 
 

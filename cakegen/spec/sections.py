@@ -184,7 +184,7 @@ class HopperTileSection(Section):
 
     block_n: Annotated[
         int,
-        Field(ge=32, le=256, multiple_of=32, description="gate and up halves of whole 16 columns; wgmma has N <= 256"),
+        Field(ge=32, le=256, multiple_of=16, description="gate and up halves of whole 8 columns; wgmma has N <= 256"),
     ]
     num_stages: Annotated[
         int, Field(ge=2, le=32, description="the MMA warps free a stage when they have issued the next one")
@@ -207,6 +207,9 @@ class PrefillSm90Section(Section):
     stream_k_wider_min_saving: MinSaving
     norm_launch_iters: Count
     norm_launch_rows_per_iter: Positive
+    norm_first_iters: Count
     norm_first_rows_per_iter: Positive
+    norm_hidden_rows_per_iter: Count
     norm_hidden_iters: Count
+    norm_hidden_min_rows: Count
     tiles: Annotated[tuple[HopperTileSection, ...], Field(min_length=1)]

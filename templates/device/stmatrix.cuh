@@ -10,6 +10,12 @@ __device__ __forceinline__ void stmatrix_x4(u32 row_address, u32 a, u32 b, u32 c
                  : "memory");
 }
 
+// Stores two; lanes 0 to 15 give the addresses of their rows.
+__device__ __forceinline__ void stmatrix_x2(u32 row_address, u32 a, u32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row_address), "r"(a), "r"(b)
+                 : "memory");
+}
+
 // Stores two 8x8 matrices of 16-bit elements transposed; lanes 0 to 15 give the addresses of their rows.
 __device__ __forceinline__ void stmatrix_x2_trans(u32 row_address, u32 a, u32 b) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row_address), "r"(a), "r"(b)

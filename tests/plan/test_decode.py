@@ -81,7 +81,7 @@ def test_published_rules_give_the_published_keys_on_hopper_with_its_suffix(kimi:
         ("front", 129, "n160_r5_d1_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
         ("tail", 161, "n192_r8_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
         ("tail", 200, "n256_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
-        ("tail", 384, "n384_r5_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
+        ("tail", 320, "n320_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
         ("front", 64, "n64_r4_d2_p0_w0_t10_38_16_k112_0_o3584_c2_m96_sf"),
     ],
 )

@@ -61,7 +61,8 @@ def test_tiny_reaches_every_hopper_decode_form() -> None:
     # its 512 columns end inside a chunk at TP 16 only, where one chunk is left and no pair can split it
     ragged = {form for form in large if has(form, "ragged")}
     ragged_pairs = {form for form in ragged if has(form, ("cluster_ctas", 2)) or has(form, "split_tokens")}
-    assert small == large - ragged_pairs
+    # the widest tile that two CTAs split is the small model's only
+    assert {form for form in small if not has(form, ("n_pad", 384))} == large - ragged_pairs
     assert ragged_pairs <= decode_forms(tiny_ragged_model(), sm_counts(tiny, "sm_90a"))
     assert ragged_pairs
 

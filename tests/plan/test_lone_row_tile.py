@@ -10,8 +10,8 @@ from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, Plan, plan_route
 
 # Columns of tiles at TP 8, by their width.
-FRONT_COLUMNS = {256: 24, 224: 27, 192: 32, 128: 47}
-TAIL_COLUMNS = {256: 28, 224: 32, 192: 38, 128: 56}
+FRONT_COLUMNS = {256: 24, 224: 27, 192: 32, 240: 26, 176: 36, 144: 43, 128: 47}
+TAIL_COLUMNS = {256: 28, 224: 32, 192: 38, 240: 30, 176: 41, 144: 50, 128: 56}
 
 
 @pytest.fixture

@@ -144,9 +144,9 @@ EDITS = {
             "Set prefill_sm90.tiles.0.num_stages to 4 at most",
         ],
     ),
-    "ragged halves": ("block_n = 224", "block_n = 208", ["prefill_sm90.tiles.1.block_n = 208", "whole 16 columns"]),
+    "ragged halves": ("block_n = 224", "block_n = 216", ["prefill_sm90.tiles.1.block_n = 216", "whole 8 columns"]),
     "wide MMA": ("block_n = 224", "block_n = 288", ["prefill_sm90.tiles.1.block_n = 288", "wgmma has N <= 256"]),
-    "tile of three": ("tile_groups = 1", "tile_groups = 3", ["prefill_sm90.tiles.3.tile_groups = 3", "take turns"]),
+    "tile of three": ("tile_groups = 1", "tile_groups = 3", ["prefill_sm90.tiles.6.tile_groups = 3", "take turns"]),
     "too many sums": (
         "block_n = 224\nnum_stages = 4\ntile_groups = 2",
         "block_n = 224\nnum_stages = 4\ntile_groups = 1",

@@ -1,0 +1,158 @@
+"""Times every prefill tile of Hopper at rows where a plan has the choice. Imports runtime, torch and this package."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cakegen.bench.arms import Arm, capture_checked, prepare_ours
+from cakegen.bench.cuda_clock import CudaClock
+from cakegen.bench.operands import TOLERANCES, Case, make_operands
+from cakegen.bench.provenance import read_provenance
+from cakegen.bench.rows import LONG_TOKENS, Row, grouped_rows
+from cakegen.bench.stats import Summary
+from cakegen.bench.timing import Call, Clock, time_alternating
+from cakegen.errors import BenchError
+from cakegen.model import Model
+from cakegen.plan import GemmForm, Plan
+from cakegen.registry import Registry
+from cakegen.runtime import LatentMoe
+
+REPEATS = 21
+REPEATS_LONG = 9
+COLUMNS = ("stage", "tp", "tokens", "block_n", "full_items", "sk_ipc", "us", "spread", "chosen")
+_PROVENANCE = ("device", "sm_count", "date", "commit", "driver", "nvrtc", "torch")
+
+
+@dataclass(frozen=True)
+class TileTime:
+    """What a row takes with tiles of one width.
+
+    Parameters
+    ----------
+    full_items, sk_ipc
+        Whole tiles, and K iterations of an item of the cut ones (0: none is cut).
+    chosen
+        Whether the plan takes these tiles by itself.
+    """
+
+    row: Row
+    block_n: int
+    full_items: int
+    sk_ipc: int
+    time: Summary
+    chosen: bool
+
+
+def measure_tiles(registry: Registry, rows: Sequence[Row], repeats: int | None, say: Callable[[str], None]) -> str:
+    """Time each tile at the rows that prefill serves, on torch's current device, as `cakegen bench` times an arm.
+
+    Parameters
+    ----------
+    repeats
+        Timed calls of a tile; None: 21, and 9 from T = 4096 on.
+    say
+        Gets a line of progress for each row.
+
+    Returns
+    -------
+    str
+        The table, as tab-separated text.
+
+    Raises
+    ------
+    CakeError
+        There is no Hopper device, prefill serves none of the rows, or a program's result is wrong.
+    """
+    device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    clock = CudaClock(device)
+    times: list[TileTime] = []
+    with clock.active():
+        for found in time_tiles(registry, rows, device, clock, repeats):
+            times += found
+            say(_line(found))
+    if not times:
+        raise BenchError(f"decode serves all {len(rows)} rows, or {device} is not Hopper: there is no tile to choose")
+    return render_tiles(times, read_provenance(device))
+
+
+def time_tiles(
+    registry: Registry,
+    rows: Sequence[Row],
+    device: torch.device,
+    clock: Clock,
+    repeats: int | None,
+    backend: str = "auto",
+) -> Iterator[list[TileTime]]:
+    """The times of each row that prefill serves, as they are measured; parameters as of `measure_tiles`.
+
+    `backend="emulator"` rehearses it without a device.
+    """
+    model = registry.model
+    moes = {
+        f"{tile.block_n}": LatentMoe(_with_model(registry, prefill_sm90=model.prefill_sm90.preferring(tile)))
+        for tile in model.prefill_sm90.tiles
+    }
+    plain = LatentMoe(registry)
+    for group in grouped_rows(rows):
+        operands = make_operands(model.dims, group[0], device, seed=0)
+        for moe in moes.values() if backend == "auto" else ():
+            moe.warm_up(device, group[0].tp, tokens={row.tokens for row in group}, stages=(group[0].stage,))
+        for row in sorted(group, key=lambda row: row.tokens):
+            case = operands.case_of(row)
+            chosen = _gemm(_prepare(plain, case, backend)[0])
+            if chosen is not None:
+                yield _time_row(moes, case, chosen.block_n, clock, repeats, backend)
+
+
+def _with_model(registry: Registry, **changes: object) -> Registry:
+    model: Model = dataclasses.replace(registry.model, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(registry, model=model)
+
+
+def _prepare(moe: LatentMoe, case: Case, backend: str) -> tuple[Plan, Arm]:
+    runner, outputs = prepare_ours(moe, case, backend)
+    assert runner.plan is not None
+    return runner.plan, Arm(runner, outputs)
+
+
+def _gemm(plan: Plan) -> GemmForm | None:
+    form = plan.launches[-1].form
+    return form if isinstance(form, GemmForm) and plan.device.arch.startswith("sm_90") else None
+
+
+def _time_row(
+    moes: Mapping[str, LatentMoe], case: Case, chosen: int, clock: Clock, repeats: int | None, backend: str
+) -> list[TileTime]:
+    plans: dict[str, Plan] = {}
+    calls: dict[str, Call] = {}
+    for name, moe in moes.items():
+        plans[name], arm = _prepare(moe, case, backend)
+        calls[name] = capture_checked(arm, case, clock, TOLERANCES)
+    rounds = repeats or (REPEATS_LONG if case.row.tokens >= LONG_TOKENS else REPEATS)
+    found = []
+    for name, time in time_alternating(calls, clock, rounds).items():
+        form, parameters = _gemm(plans[name]), dict(plans[name].launches[-1].parameters)
+        assert form is not None
+        ipc = parameters["sk_ipc"] if parameters["sk_total"] else 0
+        found.append(TileTime(case.row, form.block_n, parameters["full_items"], ipc, time, form.block_n == chosen))
+    return found
+
+
+def _line(times: Sequence[TileTime]) -> str:
+    cells = "  ".join(f"{each.block_n}{'*' if each.chosen else ''} {each.time.median_us:.4g}" for each in times)
+    return f"{times[0].row}, us by columns of a tile (*: chosen): {cells}"
+
+
+def render_tiles(times: Iterable[TileTime], provenance: Mapping[str, object]) -> str:
+    """The table behind lines of `#` that say where it is from."""
+    lines = [f"# {name}: {provenance[name]}" for name in _PROVENANCE]
+    lines.append("\t".join(COLUMNS))
+    for each in times:
+        row, plan = each.row, (each.block_n, each.full_items, each.sk_ipc)
+        measured = (f"{each.time.median_us:.5g}", f"{each.time.spread:.3f}", int(each.chosen))
+        lines.append("\t".join(map(str, (row.stage, row.tp, row.tokens, *plan, *measured))))
+    return "\n".join(lines) + "\n"
