@@ -23,7 +23,7 @@ from cakegen.runtime import LatentMoe
 
 REPEATS = 21
 REPEATS_LONG = 9
-COLUMNS = ("stage", "tp", "tokens", "block_n", "full_items", "sk_ipc", "us", "spread", "chosen")
+COLUMNS = ("stage", "tp", "tokens", "block_n", "full_items", "sk_ipc", "us", "spread")
 _PROVENANCE = ("device", "sm_count", "date", "commit", "driver", "nvrtc", "torch")
 
 
@@ -153,6 +153,6 @@ def render_tiles(times: Iterable[TileTime], provenance: Mapping[str, object]) ->
     lines.append("\t".join(COLUMNS))
     for each in times:
         row, plan = each.row, (each.block_n, each.full_items, each.sk_ipc)
-        measured = (f"{each.time.median_us:.5g}", f"{each.time.spread:.3f}", int(each.chosen))
+        measured = (f"{each.time.median_us:.5g}", f"{each.time.spread:.3f}")
         lines.append("\t".join(map(str, (row.stage, row.tp, row.tokens, *plan, *measured))))
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from bench_fakes import FakeClock
 from models import with_tile
 
 from cakegen.bench.rows import Row
-from cakegen.bench.tiles import COLUMNS, render_tiles, time_tiles
+from cakegen.bench.tiles import COLUMNS, TileTime, render_tiles, time_tiles
 from cakegen.registry import Registry, load_registry
 
 ROW = Row("tail", 16, 400)
@@ -28,23 +28,27 @@ def two_tiles() -> Registry:
     return dataclasses.replace(registry, model=with_tile(model, tiles[-1].block_n))
 
 
-def rehearse(registry: Registry, clock: FakeClock, *rows: Row) -> list[list[dict[str, str]]]:
-    """The table's rows of each request."""
-    found = time_tiles(registry, rows, torch.device("cpu"), clock, repeats=1, backend="emulator")
-    texts = [render_tiles(times, PROVENANCE) for times in found]
-    assert all(text.startswith("# device: as found\n# sm_count: ") for text in texts)
-    kept = ([line for line in text.splitlines() if not line.startswith("#")] for text in texts)
-    return [list(csv.DictReader(lines, delimiter="\t")) for lines in kept]
+def rehearse(registry: Registry, clock: FakeClock, *rows: Row) -> list[list[TileTime]]:
+    """The times of each request, on the emulator."""
+    return list(time_tiles(registry, rows, torch.device("cpu"), clock, repeats=1, backend="emulator"))
+
+
+def rows_of_table(times: list[TileTime]) -> list[dict[str, str]]:
+    text = render_tiles(times, PROVENANCE)
+    assert text.startswith("# device: as found\n# sm_count: as found\n")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines, delimiter="\t"))
 
 
 def test_each_tile_is_timed_in_turn_and_the_chosen_one_marked(two_tiles: Registry) -> None:
     clock = FakeClock()
-    ((first, last),) = rehearse(two_tiles, clock, ROW)
+    (times,) = rehearse(two_tiles, clock, ROW)
+    assert [time.chosen for time in times] == [False, True]
+    first, last = rows_of_table(times)
     assert tuple(first) == COLUMNS
     assert [(each["stage"], each["tp"], each["tokens"]) for each in (first, last)] == [("tail", "16", "400")] * 2
     widths = [tile.block_n for tile in two_tiles.model.prefill_sm90.tiles]
     assert [int(each["block_n"]) for each in (first, last)] == widths
-    assert [each["chosen"] for each in (first, last)] == ["0", "1"]
     # two warm rounds, then one whose order begins with the first again: calls 5 and 6
     assert [each["us"] for each in (first, last)] == ["5", "6"]
     assert clock.events.count("flush") == 6
