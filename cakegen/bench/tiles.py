@@ -19,17 +19,18 @@ from cakegen.errors import BenchError
 from cakegen.model import Model
 from cakegen.plan import GemmForm, Plan
 from cakegen.registry import Registry
+from cakegen.rules import HopperTile
 from cakegen.runtime import LatentMoe
 
 REPEATS = 21
 REPEATS_LONG = 9
-COLUMNS = ("stage", "tp", "tokens", "block_n", "full_items", "sk_ipc", "us", "spread")
+COLUMNS = ("stage", "tp", "tokens", "block_n", "tile_groups", "full_items", "sk_ipc", "us", "spread")
 _PROVENANCE = ("device", "sm_count", "date", "commit", "driver", "nvrtc", "torch")
 
 
 @dataclass(frozen=True)
 class TileTime:
-    """What a row takes with tiles of one width.
+    """What a row takes with one of the tiles.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class TileTime:
     """
 
     row: Row
-    block_n: int
+    tile: HopperTile
     full_items: int
     sk_ipc: int
     time: Summary
@@ -93,7 +94,7 @@ def time_tiles(
     """
     model = registry.model
     moes = {
-        f"{tile.block_n}": LatentMoe(_with_model(registry, prefill_sm90=model.prefill_sm90.preferring(tile)))
+        tile: LatentMoe(_with_model(registry, prefill_sm90=model.prefill_sm90.preferring(tile)))
         for tile in model.prefill_sm90.tiles
     }
     plain = LatentMoe(registry)
@@ -105,7 +106,7 @@ def time_tiles(
             case = operands.case_of(row)
             chosen = _gemm(_prepare(plain, case, backend)[0])
             if chosen is not None:
-                yield _time_row(moes, case, chosen.block_n, clock, repeats, backend)
+                yield _time_row(moes, case, chosen, clock, repeats, backend)
 
 
 def _with_model(registry: Registry, **changes: object) -> Registry:
@@ -125,25 +126,35 @@ def _gemm(plan: Plan) -> GemmForm | None:
 
 
 def _time_row(
-    moes: Mapping[str, LatentMoe], case: Case, chosen: int, clock: Clock, repeats: int | None, backend: str
+    moes: Mapping[HopperTile, LatentMoe],
+    case: Case,
+    chosen: GemmForm,
+    clock: Clock,
+    repeats: int | None,
+    backend: str,
 ) -> list[TileTime]:
-    plans: dict[str, Plan] = {}
+    plans: dict[HopperTile, Plan] = {}
     calls: dict[str, Call] = {}
-    for name, moe in moes.items():
-        plans[name], arm = _prepare(moe, case, backend)
-        calls[name] = capture_checked(arm, case, clock, TOLERANCES)
+    for tile, moe in moes.items():
+        plans[tile], arm = _prepare(moe, case, backend)
+        calls[_name(tile)] = capture_checked(arm, case, clock, TOLERANCES)
     rounds = repeats or (REPEATS_LONG if case.row.tokens >= LONG_TOKENS else REPEATS)
+    times = time_alternating(calls, clock, rounds)
     found = []
-    for name, time in time_alternating(calls, clock, rounds).items():
-        form, parameters = _gemm(plans[name]), dict(plans[name].launches[-1].parameters)
-        assert form is not None
+    for tile, plan in plans.items():
+        parameters = dict(plan.launches[-1].parameters)
         ipc = parameters["sk_ipc"] if parameters["sk_total"] else 0
-        found.append(TileTime(case.row, form.block_n, parameters["full_items"], ipc, time, form.block_n == chosen))
+        is_chosen = (tile.block_n, tile.tile_groups) == (chosen.block_n, chosen.tile_groups)
+        found.append(TileTime(case.row, tile, parameters["full_items"], ipc, times[_name(tile)], is_chosen))
     return found
 
 
+def _name(tile: HopperTile) -> str:
+    return f"{tile.block_n}{' in turns' if tile.tile_groups == 1 else ''}"
+
+
 def _line(times: Sequence[TileTime]) -> str:
-    cells = "  ".join(f"{each.block_n}{'*' if each.chosen else ''} {each.time.median_us:.4g}" for each in times)
+    cells = "  ".join(f"{_name(each.tile)}{'*' if each.chosen else ''} {each.time.median_us:.4g}" for each in times)
     return f"{times[0].row}, us by columns of a tile (*: chosen): {cells}"
 
 
@@ -152,7 +163,7 @@ def render_tiles(times: Iterable[TileTime], provenance: Mapping[str, object]) ->
     lines = [f"# {name}: {provenance[name]}" for name in _PROVENANCE]
     lines.append("\t".join(COLUMNS))
     for each in times:
-        row, plan = each.row, (each.block_n, each.full_items, each.sk_ipc)
+        row, plan = each.row, (each.tile.block_n, each.tile.tile_groups, each.full_items, each.sk_ipc)
         measured = (f"{each.time.median_us:.5g}", f"{each.time.spread:.3f}")
         lines.append("\t".join(map(str, (row.stage, row.tp, row.tokens, *plan, *measured))))
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 )
 @click.option("--out", "file", type=click.Path(path_type=Path, dir_okay=False), help="Table; default: the export's.")
 @click.option("--results", "folder", type=click.Path(path_type=Path, file_okay=False), help="Folder for the results.")
-@click.option("--repeats", type=click.IntRange(min=3), help="Timed calls of an arm; by default 41, 11 from T 4096 on.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=3),
+    help="Timed calls of an arm; by default 41, 11 from T 4096 on; of a tile 21 and 9.",
+)
 @click.option(
     "--tiles",
     "tiles",
@@ -84,7 +89,10 @@ def _measure_tiles(registry: Registry, rows: str, repeats: int | None, file: Pat
     from cakegen.bench.rows import select_rows
     from cakegen.bench.tiles import measure_tiles
     from cakegen.bench.tune import write_whole
+    from cakegen.errors import BenchError
 
+    if not os.access(file.parent, os.W_OK):
+        raise BenchError(f"{file}: its folder can't be written; it is written when all rows are measured. Name another")
     wanted = select_rows(rows, registry.model.decode.max_tokens)
     write_whole(measure_tiles(registry, wanted, repeats, click.echo), file)
     click.echo(f"written: {file}", err=True)

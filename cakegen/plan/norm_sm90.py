@@ -34,7 +34,7 @@ def norm_first_rows(down: int, tokens: int, rules: HopperPrefillRules) -> int:
     """Rows that a fused norm has done before anything is multiplied.
 
     Of the rows of the first tiles of all pairs those that could not be normalised beside their shared-down iterations.
-    Few rows beside few iterations all come first: before the first of them is stored, those iterations are over.
+    Few rows beside few iterations all come first: those iterations are over before a norm warp has stored a row.
     """
     rows = _first_tiles_rows(tokens, rules)
     if down < rules.norm_hidden_iters and rows < rules.norm_hidden_min_rows:

@@ -47,6 +47,29 @@ def test_recorded_results_become_a_table_and_the_next_says_what_changed(tmp_path
     assert [row.ours_us for row in read_table(file).rows] == [60.0]
 
 
+@pytest.mark.parametrize("option", ["--from", "--out", "--results"])
+def test_tiles_go_with_no_option_of_the_table(tmp_path: Path, option: str) -> None:
+    given = tmp_path if option == "--results" else written(tmp_path / "a.jsonl", recorded_row())
+    refused = tune("--tiles", tmp_path / "tiles.tsv", option, given)
+    assert refused.exit_code == 2
+    assert f"{option}" in refused.stderr
+    assert "--tiles writes none" in refused.stderr
+
+
+def test_folder_of_tiles_that_can_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    refused = tune("--tiles", tmp_path / "missing" / "tiles.tsv")
+    assert refused.exit_code == 1
+    assert "tiles.tsv: its folder can't be written" in refused.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a device")
+def test_tiles_need_a_device(tmp_path: Path) -> None:
+    refused = tune("--tiles", tmp_path / "tiles.tsv")
+    assert refused.exit_code == 1
+    assert "timing needs a CUDA device" in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_run_that_was_cut_off_leaves_the_old_table(tmp_path: Path) -> None:
     file = tmp_path / "h200.json"
     assert tune("--from", written(tmp_path / "a.jsonl", recorded_row()), "--out", file).exit_code == 0
