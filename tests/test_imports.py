@@ -30,7 +30,7 @@ ALLOWED = {
     "review": LEAVES | {"compile", "registry"},
     "doctor": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
     "bench": LEAVES
-    | {"arch", "measured", "model", "paths", "plan", "registry", "compile", "emit", "runtime", "__init__"},
+    | {"arch", "measured", "model", "paths", "plan", "registry", "rules", "compile", "emit", "runtime", "__init__"},
 }
 FORBIDDEN = {
     "plan": {"torch", "numpy", "pydantic", "jinja2", "click", "cuda", "pathlib", "os", "io"},
