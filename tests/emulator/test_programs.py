@@ -16,7 +16,7 @@ from cakegen.plan import GemmForm, partials_elems
 from cakegen.registry import Registry, load_registry
 
 # The degrees of one tile share a program; the tiles between the widest and the narrowest run the two cheapest of them.
-BETWEEN = re.compile(r"n(224|192)@")
+BETWEEN = re.compile(r"n(240|224|192|176|144)@")
 FEW = ("front:i128", "front:i64", "tail_gemm:tp8", "tail_gemm:tp16")
 KEYS = [
     key
