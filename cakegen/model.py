@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cakegen.arch import architecture
 from cakegen.errors import RegistryError
-from cakegen.rules import DecodeRules, HopperPrefillRules, PrefillRules
+from cakegen.rules import DecodeRules, HopperPrefillRules, HopperTile, PrefillRules
 
 R = TypeVar("R")
 
@@ -86,6 +86,10 @@ class Model:
         if arch_family != "sm90" or self.decode == self.decode_sm90:
             return self
         return dataclasses.replace(self, decode=self.decode_sm90)
+
+    def preferring(self, tile: HopperTile) -> Model:
+        """This model with costs at which Hopper's prefill takes one of its tiles, whatever the others would save."""
+        return dataclasses.replace(self, prefill_sm90=self.prefill_sm90.preferring(tile))
 
     def template_for(self, family: str, arch_family: str) -> str | None:
         """The template of a kernel family, or None where the export declares none."""

@@ -228,7 +228,7 @@ def tiny_model() -> Model:
 def with_tile(model: Model, block_n: int) -> Model:
     """A model whose Hopper prefill plans take tiles of one width; its tree holds the programs of every width."""
     (tile,) = (tile for tile in model.prefill_sm90.tiles if tile.block_n == block_n)
-    return dataclasses.replace(model, prefill_sm90=model.prefill_sm90.preferring(tile))
+    return model.preferring(tile)
 
 
 def one_tile_models(model: Model) -> tuple[Model, ...]:

@@ -16,7 +16,6 @@ from cakegen.bench.rows import LONG_TOKENS, Row, grouped_rows
 from cakegen.bench.stats import Summary
 from cakegen.bench.timing import Call, Clock, time_alternating
 from cakegen.errors import BenchError
-from cakegen.model import Model
 from cakegen.plan import GemmForm, Plan
 from cakegen.registry import Registry
 from cakegen.rules import HopperTile
@@ -94,7 +93,7 @@ def time_tiles(
     """
     model = registry.model
     moes = {
-        tile: LatentMoe(_with_model(registry, prefill_sm90=model.prefill_sm90.preferring(tile)))
+        tile: LatentMoe(dataclasses.replace(registry, model=model.preferring(tile)))
         for tile in model.prefill_sm90.tiles
     }
     plain = LatentMoe(registry)
@@ -107,11 +106,6 @@ def time_tiles(
             chosen = _gemm(_prepare(plain, case, backend)[0])
             if chosen is not None:
                 yield _time_row(moes, case, chosen, clock, repeats, backend)
-
-
-def _with_model(registry: Registry, **changes: object) -> Registry:
-    model: Model = dataclasses.replace(registry.model, **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(registry, model=model)
 
 
 def _prepare(moe: LatentMoe, case: Case, backend: str) -> tuple[Plan, Arm]:

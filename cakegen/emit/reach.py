@@ -6,7 +6,6 @@ them gives exactly the programs that a runtime can ask for.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -108,7 +107,7 @@ def _one_tile_models(model: Model) -> Iterator[Model]:
     Which of them a plan takes depends on the pairs that are resident, and a device may hold fewer than its SMs allow.
     """
     for tile in model.prefill_sm90.tiles:
-        yield dataclasses.replace(model, prefill_sm90=model.prefill_sm90.preferring(tile))
+        yield model.preferring(tile)
 
 
 def _plans(model: Model, tp: int, ranges: Mapping[str, tuple[range, ...]], device: DeviceFacts) -> Iterator[Plan]:

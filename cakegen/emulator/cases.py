@@ -56,7 +56,7 @@ class Case:
     def plan(self, model: Model) -> Plan:
         """Its plan."""
         if self.tile is not None:
-            model = dataclasses.replace(model, prefill_sm90=model.prefill_sm90.preferring(self.tile))
+            model = model.preferring(self.tile)
         facts = DeviceFacts.nominal(self.arch, self.sm_count)
         return plan_route(model, stage=self.stage, tp=self.tp, tokens=self.tokens, partials=self.partials, device=facts)
 

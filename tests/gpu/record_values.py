@@ -87,8 +87,7 @@ def runtime_for(export: str, sm_count: int, tile: HopperTile | None) -> Any:
 
     registry = registry_of(export)
     if tile is not None:
-        rules = registry.model.prefill_sm90.preferring(tile)
-        registry = dataclasses.replace(registry, model=dataclasses.replace(registry.model, prefill_sm90=rules))
+        registry = dataclasses.replace(registry, model=registry.model.preferring(tile))
     return LatentMoe(registry, device_facts=DeviceFacts.nominal(ARCH, sm_count))
 
 
