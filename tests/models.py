@@ -67,8 +67,7 @@ SM90_DECODE_CHANGES: dict[str, Any] = {
     "narrow_block_m": 96,
     "narrow_n_pad": 64,
 }
-# The small model's K is shorter.
-# The small model has the widest tile that two CTAs split too.
+# The small model's K is shorter; it has the widest tile that two CTAs split too.
 TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {
     "max_tokens": 384,
     "n_pads": (*SM90_DECODE_CHANGES["n_pads"], 384),

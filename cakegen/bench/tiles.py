@@ -97,7 +97,9 @@ def time_tiles(
         for tile in model.prefill_sm90.tiles
     }
     plain = LatentMoe(registry)
-    for group in grouped_rows(rows):
+    # one CTA serves fewer; of more tokens decode has those whose tile two CTAs split
+    candidates = [row for row in rows if row.tokens > model.decode_sm90.max_cta_tokens]
+    for group in grouped_rows(candidates):
         operands = make_operands(model.dims, group[0], device, seed=0)
         for moe in moes.values() if backend == "auto" else ():
             moe.warm_up(device, group[0].tp, tokens={row.tokens for row in group}, stages=(group[0].stage,))

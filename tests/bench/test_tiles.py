@@ -54,5 +54,7 @@ def test_each_tile_is_timed_in_turn_and_the_chosen_one_marked(two_tiles: Registr
     assert clock.events.count("flush") == 6
 
 
-def test_what_decode_serves_has_no_tile(two_tiles: Registry) -> None:
-    assert rehearse(two_tiles, FakeClock(), Row("tail", 16, 64)) == []
+@pytest.mark.parametrize("tokens", [64, 300])
+def test_what_decode_serves_has_no_tile(two_tiles: Registry, tokens: int) -> None:
+    """One CTA multiplies 64 tokens; two split 300."""
+    assert rehearse(two_tiles, FakeClock(), Row("tail", 4, tokens)) == []
