@@ -59,6 +59,11 @@ class DecodeRules:
     tail_split_n_pad, tail_split_max_chunks, tail_split_long_n_pad
         From this token tile on (0: never), two CTAs of a tail's tile split the tokens instead of K; of more than so
         many K chunks, from the second token tile on.
+    tail_depth2_min_stages
+        Two CTAs of a tail's tile load two chunks a stage where the ring then keeps so many stages (0: never).
+    tail_short_stages, tail_short_split_chunks
+        Most stages of a tail of few K chunks: up to `tail_split_max_chunks` where a pair splits them, up to so many
+        where two CTAs load all of them.
     narrow_block_m, narrow_n_pad
         Hopper's weight rows of a front's tile up to this token tile, where as many pairs run at once (0: `block_m`).
     """
@@ -96,6 +101,9 @@ class DecodeRules:
     tail_split_n_pad: int
     tail_split_max_chunks: int
     tail_split_long_n_pad: int
+    tail_depth2_min_stages: int
+    tail_short_stages: int
+    tail_short_split_chunks: int
     narrow_block_m: int
     narrow_n_pad: int
 

@@ -45,6 +45,9 @@ DECODE = DecodeRules(
     tail_split_n_pad=0,
     tail_split_max_chunks=0,
     tail_split_long_n_pad=0,
+    tail_depth2_min_stages=0,
+    tail_short_stages=12,
+    tail_short_split_chunks=0,
     narrow_block_m=0,
     narrow_n_pad=0,
 )
@@ -53,10 +56,13 @@ DECODE = DecodeRules(
 SM90_DECODE_CHANGES: dict[str, Any] = {
     "max_tokens": 320,
     "max_cta_tokens": 192,
-    "n_pads": (8, 16, 32, 64, 128, 160, 192, 256, 320),
+    "n_pads": (8, 16, 32, 64, 96, 128, 160, 192, 256, 320),
+    "single_landing_bytes": 0,
+    "depth2_min_stages_single": 5,
     "depth2_min_stages_pair": 4,
     "alias_min_chunks": 4096,
     "resident_tokens_staged": 4,
+    "issue_ahead": 2,
     "overlap_min_sm_percent": 75,
     "split_finalize_n_pad": 32,
     "front_split_n_pad": 256,
@@ -64,6 +70,9 @@ SM90_DECODE_CHANGES: dict[str, Any] = {
     "tail_split_n_pad": 16,
     "tail_split_max_chunks": 76,
     "tail_split_long_n_pad": 64,
+    "tail_depth2_min_stages": 5,
+    "tail_short_stages": 7,
+    "tail_short_split_chunks": 19,
     "narrow_block_m": 96,
     "narrow_n_pad": 64,
 }
@@ -72,6 +81,7 @@ TINY_SM90_DECODE_CHANGES = SM90_DECODE_CHANGES | {
     "max_tokens": 384,
     "n_pads": (*SM90_DECODE_CHANGES["n_pads"], 384),
     "tail_split_max_chunks": 12,
+    "tail_short_split_chunks": 6,
     "overlap_min_sm_percent": 5,
 }
 

@@ -52,7 +52,12 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
         *_thread_constants(form, warps),
         *_tile_constants(model, form, arch_family),
         *(token_part_constants(form) if arch_family == "sm90" else ()),
-        *(_tail_constants(model, form, warps) if tail else _front_constants(model, form, smem, arch_family)),
+        *(_stage_constants(form, smem) if arch_family == "sm90" or not tail else ()),
+        *(
+            _tail_constants(model, form, warps, arch_family)
+            if tail
+            else _front_constants(model, form, smem, arch_family)
+        ),
         *_smem_constants(model, form, smem),
         *(tensor_memory_constants(model, form, smem) if arch_family == "sm100" else ()),
         *barrier_constants(barriers, model.decode.barrier_bytes, model.name),
@@ -179,15 +184,20 @@ def _tile_constants(model: Model, form: DecodeForm, arch_family: str) -> tuple[C
     )
 
 
+def _stage_constants(form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
+    return (
+        Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
+        Constant("kStageABytes", smem.a_stage_bytes, "weights of a stage"),
+        Constant("kStageBBytes", smem.b_stage_bytes, "tokens of a stage"),
+    )
+
+
 def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_family: str) -> tuple[Constant, ...]:
     dims = model.dims
     shares = unit_shares(form)
     pad = a_pad_bytes(model.decode, form.stage, form.block_m)
     weights = smem.a_stage_bytes - pad
     return (
-        Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
-        Constant("kStageABytes", smem.a_stage_bytes, "weights of a stage"),
-        Constant("kStageBBytes", smem.b_stage_bytes, "tokens of a stage"),
         Constant("kStageWeightBytes", weights, "what stage_full expects of weights")
         if clips_tokens(arch_family)
         else Constant("kStageBytes", weights + smem.b_stage_bytes, "what stage_full expects"),
@@ -207,13 +217,16 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
     )
 
 
-def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...]:
+def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles, arch_family: str) -> tuple[Constant, ...]:
     shares = unit_shares(form)
+    # a stage of Blackwell's tail is one chunk
+    unit = "unit" if arch_family == "sm90" else "chunk"
+    name, what = f"{unit.capitalize()}s", f"{unit}s of rank"
     constants: tuple[Constant, ...] = (
-        Constant("kRank0DownChunks", shares[0].k2_count, "shared-down chunks of rank 0"),
-        Constant("kRank1DownChunks", _rank1(shares).k2_count, "shared-down chunks of rank 1"),
-        Constant("kRank0UpChunks", shares[0].k1_count, "up chunks of rank 0"),
-        Constant("kRank1UpChunks", _rank1(shares).k1_count, "up chunks of rank 1"),
+        Constant(f"kRank0Down{name}", shares[0].k2_count, f"shared-down {what} 0"),
+        Constant(f"kRank1Down{name}", _rank1(shares).k2_count, f"shared-down {what} 1"),
+        Constant(f"kRank0Up{name}", shares[0].k1_count, f"up {what} 0"),
+        Constant(f"kRank1Up{name}", _rank1(shares).k1_count, f"up {what} 1"),
         Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last chunk"),
         Constant("kOutCols", form.out_cols, "columns of out"),
         Constant("kFusedNorm", form.fused_norm, "the launch normalises the routed rows itself"),
@@ -227,6 +240,9 @@ def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles) -> tuple[C
         return constants
     if form.resident_b:
         constants += (Constant("kUpCols", form.k1_cols, "columns of this rank's latent slice"),)
+        if arch_family == "sm90":
+            columns = form.chunks_per_stage * model.decode.block_k
+            constants += (Constant("kUnitCols", columns, "columns of a unit"),)
     norm = (
         Constant("kNormWarps", warps.norm, "warps that normalise rows"),
         Constant("kNormBarrier", 2, "named barrier of the norm warps"),
@@ -358,7 +374,7 @@ def _front_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[Tenso
 
 def _tail_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
     up_view = "columns" if form.k1_ragged_cols else "chunks"
-    box = (model.decode.block_k, form.block_m, 1)
+    box = (model.decode.block_k, form.block_m, form.chunks_per_stage)
     return (
         TensorMapEntry("shared_down_weight", "shared_down_weight", "chunks", box),
         TensorMapEntry("up_weight", "up_weight", up_view, box),

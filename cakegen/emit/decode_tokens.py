@@ -32,12 +32,12 @@ def token_part_constants(form: DecodeForm) -> tuple[Constant, ...]:
     up = larger_half(form.k1_chunks // form.chunks_per_stage)
     if form.stage == "front":
         return (parts, two, Constant("kFirstUnits", up, "ring units of the first sum: rank 0's of such a pair"))
-    down = larger_half(form.k2_chunks)
+    down = larger_half(form.k2_chunks // form.chunks_per_stage)
     return (
         parts,
         two,
-        Constant("kFirstDownChunks", down, "shared-down chunks of the first sum: rank 0's of such a pair"),
-        Constant("kFirstUpChunks", up, "up chunks of the first sum"),
+        Constant("kFirstDownUnits", down, "shared-down units of the first sum: rank 0's of such a pair"),
+        Constant("kFirstUpUnits", up, "up units of the first sum"),
     )
 
 

@@ -90,7 +90,7 @@ def is_split(shape: DecodeShape, cluster_ctas: int, model: Model) -> bool:
 def plan_ring(
     shape: DecodeShape, cluster_ctas: int, chunks_per_stage: int, extra_bytes: int, model: Model, device: DeviceFacts
 ) -> Ring:
-    """As many ring stages as shared memory holds beside the landing zone and `extra_bytes`, up to the model's cap.
+    """As many ring stages as shared memory holds beside the landing zone and `extra_bytes`, up to the model's limit.
 
     The count can be 0; `refuse_misfit` says so with the arithmetic.
     """
@@ -102,11 +102,26 @@ def plan_ring(
     stage = chunks_per_stage * (a_chunk_bytes(rules, shape.block_m) + b_chunk_bytes(rules, mma_tokens(form)))
     stage += a_pad_bytes(rules, shape.stage, shape.block_m)
     fits = max(0, free // stage)
+    most, of_what = rules.max_stages, ""
+    if is_short(shape, cluster_ctas, model):
+        most, of_what = rules.tail_short_stages, " of a short K"
     arithmetic = (
         f"({limit} - {rules.barrier_bytes} barriers - {rules.flag_bytes} flags - {landing} landing"
-        f" - {extra_bytes} resident) // {stage} bytes a stage = {fits}, at most {rules.max_stages}"
+        f" - {extra_bytes} resident) // {stage} bytes a stage = {fits}, at most {most}{of_what}"
     )
-    return Ring(min(fits, rules.max_stages), arithmetic)
+    return Ring(min(fits, most), arithmetic)
+
+
+def is_short(shape: DecodeShape, cluster_ctas: int, model: Model) -> bool:
+    """Whether a tail has so few K chunks that a long ring delays it.
+
+    The first weights of all rings queue in front of what the norm loads and of `y`, and there is no time to make up
+    for that later.
+    """
+    rules, chunks = model.decode, sum(shape.segments)
+    if shape.stage != "tail" or cluster_ctas * shape.token_parts != 2:
+        return False
+    return chunks <= (rules.tail_split_max_chunks if cluster_ctas == 2 else rules.tail_short_split_chunks)
 
 
 def base_form(shape: DecodeShape, cluster_ctas: int, model: Model) -> DecodeForm:

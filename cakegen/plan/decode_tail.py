@@ -14,6 +14,7 @@ from cakegen.plan.decode import (
     base_form,
     down_units,
     grid_rule,
+    is_short,
     n_pad_rule,
     overlap_rule,
     pair_rule,
@@ -50,6 +51,7 @@ class _Operands:
     resident_b: bool
     staged_rows: bool
     ring: Ring
+    depth: Rule
     rules: tuple[Rule, ...]
 
 
@@ -90,11 +92,12 @@ def _fused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, devic
     cluster = 2 if partition.value == 2 else 1
     operands = _operands(shape, cluster, model, device)
     stages, ring_rule = _tail_stages(shape, operands.ring, _min_stages(operands, model), model)
-    gate, gate_rule = _issue_gate(shape, cluster, operands.staged_rows, stages, model)
+    gate, gate_rule = _issue_gate(shape, cluster, operands, stages, model)
     wide = operands.staged_rows and shape.n_pad >= model.decode.staged_wide_n_pad
     form = replace(
         base_form(shape, cluster, model),
         num_stages=stages,
+        chunks_per_stage=2 if operands.depth.value == 2 else 1,
         fused_norm=True,
         resident_b=operands.resident_b,
         staged_rows=operands.staged_rows,
@@ -107,7 +110,7 @@ def _fused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, devic
     refuse_misfit(form, operands.ring, model, device)
     form = replace(form, symbol=spell_symbol(form, model))
     rules = (
-        *_first_rules(shape, partition, parts, form, model),
+        *_first_rules(shape, partition, parts, operands.depth, form, model),
         Rule("fused_norm", True, _residency_reason(form, device)),
         *operands.rules,
         gate_rule,
@@ -120,9 +123,10 @@ def _fused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, devic
 
 def _unfused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, device: DeviceFacts) -> TailPlan:
     cluster = 2 if partition.value == 2 else 1
-    ring = plan_ring(shape, cluster, 1, 0, model, device)
+    ring, depth = _ring(shape, cluster, 0, model, device)
     stages, ring_rule = _tail_stages(shape, ring, model.decode.small_min_stages_plain, model)
-    form = replace(base_form(shape, cluster, model), num_stages=stages)
+    chunks = 2 if depth.value == 2 else 1
+    form = replace(base_form(shape, cluster, model), num_stages=stages, chunks_per_stage=chunks)
     refuse_misfit(form, ring, model, device)
     form = replace(form, symbol=spell_symbol(form, model))
     reason = (
@@ -130,7 +134,7 @@ def _unfused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, dev
         " own counter could not be resident, so the norm is a launch of its own"
     )
     rules = (
-        *_first_rules(shape, partition, parts, form, model),
+        *_first_rules(shape, partition, parts, depth, form, model),
         Rule("fused_norm", False, reason),
         ring_rule,
         Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
@@ -138,8 +142,31 @@ def _unfused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, dev
     return TailPlan(form, (*rules, overlap_rule(form, model, device)))
 
 
-def _first_rules(shape: DecodeShape, partition: Rule, parts: Rule, form: DecodeForm, model: Model) -> tuple[Rule, ...]:
-    depth = Rule("chunks_per_stage", 1, "the tail streams two segments, a chunk a stage")
+def _ring(shape: DecodeShape, cluster: int, extra_bytes: int, model: Model, device: DeviceFacts) -> tuple[Ring, Rule]:
+    """The ring beside `extra_bytes`, and the chunks of a stage: two where K divides into such stages and enough fit.
+
+    The bytes that a weight's row has in two chunks lie side by side in memory.
+    """
+    field, needed = "chunks_per_stage", model.decode.tail_depth2_min_stages
+    single = plan_ring(shape, cluster, 1, extra_bytes, model, device)
+    ctas = cluster * shape.token_parts
+    if not needed or ctas != 2:
+        return single, Rule(field, 1, f"{ctas} CTA(s) a tile (needs 2), at least {needed} stages (0: never)")
+    if is_short(shape, cluster, model):
+        return single, Rule(field, 1, "the ring of a short K is short, and so are its stages")
+    if shape.k1_ragged_cols or any(chunks % (2 * cluster) for chunks in shape.segments):
+        reason = f"{shape.k1_chunks} and {shape.k2_chunks} chunks are no whole stages of two for {cluster} ranks"
+        return single, Rule(field, 1, reason)
+    double = plan_ring(shape, cluster, 2, extra_bytes, model, device)
+    keeps = f"a ring of two-chunk stages keeps {double.num_stages}, at least {needed}"
+    if double.num_stages < needed:
+        return single, Rule(field, 1, f"{keeps} are needed")
+    return double, Rule(field, 2, keeps)
+
+
+def _first_rules(
+    shape: DecodeShape, partition: Rule, parts: Rule, depth: Rule, form: DecodeForm, model: Model
+) -> tuple[Rule, ...]:
     return (
         n_pad_rule(shape, model),
         parts,
@@ -195,11 +222,12 @@ def _operands(shape: DecodeShape, cluster: int, model: Model, device: DeviceFact
         if ring.num_stages < rules.resident_min_stages:
             resident_why += f"; but the ring would keep {ring.num_stages} stages, under {rules.resident_min_stages}"
             resident = False
-    extra = resident_size * resident + staged_size * staged
+    ring, depth = _ring(shape, cluster, resident_size * resident + staged_size * staged, model, device)
     return _Operands(
         resident,
         staged,
-        plan_ring(shape, cluster, 1, extra, model, device),
+        ring,
+        depth,
         (Rule("staged_rows", staged, staged_why), Rule("resident_b", resident, resident_why)),
     )
 
@@ -221,11 +249,14 @@ def _tail_stages(shape: DecodeShape, ring: Ring, floor: int, model: Model) -> tu
     return stages, Rule("num_stages", stages, reason)
 
 
-def _issue_gate(shape: DecodeShape, cluster: int, staged: bool, stages: int, model: Model) -> tuple[int, Rule]:
+def _issue_gate(shape: DecodeShape, cluster: int, operands: _Operands, stages: int, model: Model) -> tuple[int, Rule]:
     """Weight stages issued before the rows are loaded; all of them down units of every rank."""
-    rules, down = model.decode, down_units(shape, cluster)
-    if staged or down > rules.staged_max_down_units:
-        reason = f"rows staged: {staged}; {down} down units (a gate needs at most {rules.staged_max_down_units})"
+    rules, down, chunks = model.decode, down_units(shape, cluster), operands.depth.value
+    if operands.staged_rows or down > rules.staged_max_down_units or chunks == 2:
+        reason = (
+            f"rows staged: {operands.staged_rows}; {down} down units (a gate needs at most"
+            f" {rules.staged_max_down_units}), {chunks} chunk(s) a stage (needs 1)"
+        )
         return 0, Rule("issue_gate", 0, reason)
     gate = min(rules.issue_ahead, shape.k2_chunks // cluster, stages)
     reason = f"{down} down units <= {rules.staged_max_down_units} are short: {gate} weight stages go before the rows"

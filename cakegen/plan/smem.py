@@ -84,10 +84,8 @@ def mma_tokens(form: DecodeForm) -> int:
 
 
 def landing_bytes(rules: DecodeRules, form: DecodeForm) -> int:
-    """Where the partner's sums land: all rows of two MMAs, in fp32, in a pair, else a fixed reserve."""
-    if form.cluster_ctas != 2:
-        return rules.single_landing_bytes
-    return final_tokens(form) * 2 * MMA_ROWS * FP32_BYTES
+    """Where the partner's sums land in a pair, else a fixed reserve."""
+    return pushed_bytes(form) if form.cluster_ctas == 2 else rules.single_landing_bytes
 
 
 def pushed_bytes(form: DecodeForm) -> int:

@@ -17,11 +17,11 @@ ArchName = Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[a-z]?$")]
 TemplatePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(/[A-Za-z0-9_.]+)+$")]
 TokenTile = Annotated[Literal[8, 16, 32, 64, 128], Field(description="the token tiles that kernels are written for")]
 HopperTokenTile = Annotated[
-    Literal[8, 16, 32, 64, 128, 160, 192, 256, 320, 384],
+    Literal[8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384],
     Field(description="the token tiles that kernels are written for; above 192 two CTAs split them"),
 ]
 SplitTile = Annotated[
-    Literal[0, 16, 32, 64, 128, 160, 192, 256, 320, 384], Field(description="halves are whole groups of 8 tokens")
+    Literal[0, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384], Field(description="halves are whole groups of 8 tokens")
 ]
 Degree = Annotated[int, Field(ge=1, le=64)]
 SmCount = Annotated[int, Field(ge=1, le=1024)]
@@ -121,6 +121,9 @@ class DecodeSection(Section):
     tail_split_n_pad: Annotated[int, Field(ge=0, le=0, description="no kernel of Blackwell's splits the tokens")]
     tail_split_max_chunks: Count
     tail_split_long_n_pad: Annotated[int, Field(ge=0, le=0, description="no kernel of Blackwell's splits the tokens")]
+    tail_depth2_min_stages: Annotated[int, Field(ge=0, le=0, description="a stage of Blackwell's tail is one chunk")]
+    tail_short_stages: Stages
+    tail_short_split_chunks: Count
     narrow_block_m: Annotated[int, Field(ge=0, le=0, description="Blackwell's MMA has 128 rows, all of one tile")]
     narrow_n_pad: Annotated[int, Field(ge=0, le=0, description="there is no narrow tile")]
 
@@ -133,9 +136,12 @@ class DecodeSm90Section(Section):
         int, Field(ge=1, le=192, description="two MMAs of 192 tokens take 192 of a thread's 255 registers")
     ]
     n_pads: Annotated[tuple[HopperTokenTile, ...], Field(min_length=1)]
+    single_landing_bytes: Annotated[int, Field(ge=0, le=65536, multiple_of=1024)]
+    depth2_min_stages_single: Stages
     depth2_min_stages_pair: Stages
     alias_min_chunks: Count
     resident_tokens_staged: Count
+    issue_ahead: Stages
     overlap_min_sm_percent: Percent
     split_finalize_n_pad: Annotated[
         int, Field(ge=0, le=256, multiple_of=16, description="halves are whole 8-token groups")
@@ -145,6 +151,9 @@ class DecodeSm90Section(Section):
     tail_split_n_pad: SplitTile
     tail_split_max_chunks: Count
     tail_split_long_n_pad: SplitTile
+    tail_depth2_min_stages: Annotated[int, Field(ge=0, le=32)]
+    tail_short_stages: Stages
+    tail_short_split_chunks: Count
     narrow_block_m: NarrowTile
     narrow_n_pad: Annotated[int, Field(ge=0, le=256)]
 

@@ -20,6 +20,7 @@ struct Fragment {
     u32 lane;
 //% if narrow
     bool owns[2];  // whether the warp's 16 rows of each MMA are the tile's, and no other warp's
+    u32 second;    // by how many threads the second MMA's sums land behind the first one's: only owned ones land
 //% endif
 };
 
@@ -58,8 +59,18 @@ __device__ __forceinline__ void add_sums(Accumulators& acc, const Accumulators& 
 using Sums = float[2][Cfg::kFinalTokens / 2];
 
 //% if spec.value("kClusterCtas") == 2
+//% if narrow
+// Where quad `q` of a thread's sums of one MMA lands: those of neighbours side by side, so no two share a bank.
+__device__ __forceinline__ u32 landing_of(u32 landing, const Fragment& at, u32 half, u32 q) {
+    return landing + (q * 2 * Cfg::kBlockM + half * at.second + at.thread) * 16;
+}
+
+// Hands sums to the partner: kBlockM rows * kFinalTokens floats * 4 bytes = kLandingBytes complete on its
+// `partner_sum`.
+//% else
 // Hands sums to the partner: quad q of thread t lands at (q * 128 + t) * 16, so no two threads share a bank.
 // kBlockM rows * kFinalTokens floats * 4 bytes = kLandingBytes complete on the partner's `partner_sum`.
+//% endif
 __device__ __forceinline__ void push_sums(const Sums& sums, const Fragment& at, u32 landing, u32 partner_sum) {
     constexpr u32 kQuadsPerHalf = Cfg::kFinalTokens / 8;
     chaos_point(landing);
@@ -75,7 +86,11 @@ __device__ __forceinline__ void push_sums(const Sums& sums, const Fragment& at, 
             const float* four = &sums[half][4 * q];
             const Vec4 quad{
                 float_to_bits(four[0]), float_to_bits(four[1]), float_to_bits(four[2]), float_to_bits(four[3])};
+//% if narrow
+            st_async_v4(landing_of(landing, at, half, q), quad, partner_sum);
+//% else
             st_async_v4(landing + ((half * kQuadsPerHalf + q) * 128 + at.thread) * 16, quad, partner_sum);
+//% endif
         }
     }
 }
@@ -92,7 +107,11 @@ __device__ __forceinline__ void add_partner(Sums& sums, const Fragment& at, u32 
 //% endif
 #pragma unroll
         for (u32 q = 0; q < kQuadsPerHalf; ++q) {
+//% if narrow
+            const Vec4 quad = ld_shared_v4(landing_of(landing, at, half, q));
+//% else
             const Vec4 quad = ld_shared_v4(landing + ((half * kQuadsPerHalf + q) * 128 + at.thread) * 16);
+//% endif
             float* four = &sums[half][4 * q];
             four[0] += bits_to_float(quad.x);
             four[1] += bits_to_float(quad.y);

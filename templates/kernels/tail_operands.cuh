@@ -1,4 +1,10 @@
+//% set clipped = spec.arch_family == "sm90"
+//% set split = clipped and spec.value("kTokenParts") > 1
+//% if clipped
+// A rank's share of K, in units of a stage: `down` from `first_down` on, then `up` from `first_up` on.
+//% else
 // A rank's share of K, in chunks: `down` from `first_down` on, then `up` from `first_up` on.
+//% endif
 struct Share {
     u32 first_down;
     u32 down;
@@ -8,9 +14,15 @@ struct Share {
 
 __device__ __forceinline__ Share share_of(u32 rank) {
     if (rank == 0) {
+//% if clipped
+        return {0, Cfg::kRank0DownUnits, 0, Cfg::kRank0UpUnits};
+    }
+    return {Cfg::kRank0DownUnits, Cfg::kRank1DownUnits, Cfg::kRank0UpUnits, Cfg::kRank1UpUnits};
+//% else
         return {0, Cfg::kRank0DownChunks, 0, Cfg::kRank0UpChunks};
     }
     return {Cfg::kRank0DownChunks, Cfg::kRank1DownChunks, Cfg::kRank0UpChunks, Cfg::kRank1UpChunks};
+//% endif
 }
 
 // The kernel's operands, as every role needs them.
@@ -53,34 +65,62 @@ __device__ __forceinline__ bool is_down(const Share& share, u32 unit) {
     return unit < share.down;
 }
 
-//% set clipped = spec.arch_family == "sm90"
-//% set split = clipped and spec.value("kTokenParts") > 1
 //% set tokens = "loaded_tokens(operands.num_tokens)" if split else "operands.num_tokens"
-//% set row = "first_row" if split else "0"
-// The tokens' box of a down unit, always; of an up unit unless y is resident.
 //% if clipped
+// The first chunk of a unit, in its segment.
+__device__ __forceinline__ u32 first_chunk(const Share& share, u32 unit) {
+    const u32 of_segment = is_down(share, unit) ? share.first_down + unit : share.first_up + unit - share.down;
+    return of_segment * Cfg::kChunksPerStage;
+}
+
+// The tokens' boxes of a down unit, always; of an up unit unless y is resident.
 __device__ __forceinline__ u32 unit_bytes(bool down, u32 num_tokens) {
-    return down || !Cfg::kResidentB ? Cfg::kChunkABytes + num_tokens * kTokenBytes : Cfg::kChunkABytes;
+    const u32 tokens = down || !Cfg::kResidentB ? num_tokens * kTokenBytes : 0;
+    return Cfg::kChunksPerStage * (Cfg::kChunkABytes + tokens);
 }
-//% else
-__device__ __forceinline__ u32 unit_bytes(bool down) {
-    return down || !Cfg::kResidentB ? Cfg::kChunkABytes + Cfg::kChunkBBytes : Cfg::kChunkABytes;
-}
-//% endif
 
 __device__ __forceinline__ void load_unit_weights(
     const Operands& operands, const Share& share, u32 tile_row, u32 unit, u32 a, u32 full) {
-//% if clipped
+    const u32 chunk = first_chunk(share, unit);
     mbarrier_arrive_expect_tx(full, unit_bytes(is_down(share, unit), ${tokens | code}));
+    if (is_down(share, unit)) {
+        tma_load_3d(a, operands.shared_down_map, 0, tile_row, chunk, full);
+    } else {
+        load_up_chunk(a, operands.up_map, tile_row, operands.up_col0, chunk, full);
+    }
+}
+
+// The tokens of a unit, from row `first_row` on.
+__device__ __forceinline__ void load_unit_tokens(
+    const Operands& operands, const Share& share, u32 first_row, u32 unit, u32 b, u32 full) {
+    // A box that holds fewer rows than a chunk has room for can't hold two: the second would begin too early.
+    const u32 box_chunks = ${tokens | code} < Cfg::kNPad ? 1 : Cfg::kChunksPerStage;
+    const u32 chunk = first_chunk(share, unit);
+    for (u32 i = 0; i < Cfg::kChunksPerStage; i += box_chunks) {
+        if (is_down(share, unit)) {
+            tma_load_3d(b + i * Cfg::kChunkBBytes, operands.shared_act_map, 0, first_row, chunk + i, full);
+        } else {
+            load_up_chunk(
+                b + i * Cfg::kChunkBBytes, operands.y_map, first_row, operands.up_col0, chunk + i, full);
+        }
+    }
+}
 //% else
+// The tokens' box of a down unit, always; of an up unit unless y is resident.
+__device__ __forceinline__ u32 unit_bytes(bool down) {
+    return down || !Cfg::kResidentB ? Cfg::kChunkABytes + Cfg::kChunkBBytes : Cfg::kChunkABytes;
+}
+
+__device__ __forceinline__ void load_unit_weights(
+    const Operands& operands, const Share& share, u32 tile_row, u32 unit, u32 a, u32 full) {
     mbarrier_arrive_expect_tx(full, unit_bytes(is_down(share, unit)));
-//% endif
     if (is_down(share, unit)) {
         tma_load_3d(a, operands.shared_down_map, 0, tile_row, share.first_down + unit, full);
     } else {
         load_up_chunk(a, operands.up_map, tile_row, operands.up_col0, share.first_up + unit - share.down, full);
     }
 }
+//% endif
 //% if spec.value("kStagedRows")
 
 // The routed rows and the norm weight, for the norm warps: (num_tokens + 1) rows of kLatentCols * 2 bytes.
@@ -118,7 +158,7 @@ struct Loads {
             mbarrier_wait(smem + Cfg::kStageEmptyOffset + weights_ring.stage * 8, weights_ring.phase ^ 1, watch);
             load_unit_weights(
                 operands, share, tile_row, weights,
-                smem + Cfg::kARingOffset + weights_ring.stage * Cfg::kChunkABytes,
+                smem + Cfg::kARingOffset + weights_ring.stage * Cfg::${("kStageABytes" if clipped else "kChunkABytes") | code},
                 smem + Cfg::kStageFullOffset + weights_ring.stage * 8);
             weights_ring.advance();
         }
@@ -142,6 +182,7 @@ __device__ __forceinline__ void produce(
 //% if split
     const u32 first_row = first_loaded(operands.num_tokens);
 //% endif
+//% set first_row = "first_row" if split else "0"
     Ring ring;
     for (u32 unit = 0; unit < units; ++unit) {
 //% if spec.value("kStaggerUnits")
@@ -152,9 +193,13 @@ __device__ __forceinline__ void produce(
 //% endif
         loads.load_weights_to(unit + 1, operands, share, tile_row, smem, watch);
         const u32 full = smem + Cfg::kStageFullOffset + ring.stage * 8;
-        const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
+        const u32 b = smem + Cfg::kBRingOffset + ring.stage * Cfg::${("kStageBBytes" if clipped else "kChunkBBytes") | code};
         if (is_down(share, unit)) {
-            tma_load_3d(b, operands.shared_act_map, 0, ${row | code}, share.first_down + unit, full);
+//% if clipped
+            load_unit_tokens(operands, share, ${first_row | code}, unit, b, full);
+//% else
+            tma_load_3d(b, operands.shared_act_map, 0, 0, share.first_down + unit, full);
+//% endif
         } else if constexpr (!Cfg::kResidentB) {
 //% if spec.value("kFusedNorm") and not spec.value("kResidentB")
             if (unit == share.down) {
@@ -170,7 +215,11 @@ __device__ __forceinline__ void produce(
                 wait_for_y(operands, smem, watch);
             }
 //% endif
-            load_up_chunk(b, operands.y_map, ${row | code}, operands.up_col0, share.first_up + unit - share.down, full);
+//% if clipped
+            load_unit_tokens(operands, share, ${first_row | code}, unit, b, full);
+//% else
+            load_up_chunk(b, operands.y_map, 0, operands.up_col0, share.first_up + unit - share.down, full);
+//% endif
         }
         ring.advance();
     }

@@ -1,3 +1,6 @@
+//% set hopper = spec.arch_family == "sm90"
+//% set unit_bytes = "kStageBBytes" if hopper else "kChunkBBytes"
+//% set unit_cols = "kUnitCols" if hopper else "kBlockK"
 //% if spec.value("kStagedRows")
 // One row, or the norm weight, from its staged copy: a single partial, already bf16.
 __device__ __forceinline__ RowVectors load_staged(u32 row_offset, u32 lane, u32 smem) {
@@ -37,7 +40,7 @@ __device__ __forceinline__ RowVectors load_weights(const Operands& operands, u32
 //% if spec.value("kResidentB")
 // Rows past num_tokens, and columns past a ragged slice, must be zeros.
 __device__ __forceinline__ void clear_resident(const Share& share, u32 norm_thread, u32 smem) {
-    const u32 bytes = share.up * Cfg::kChunkBBytes;
+    const u32 bytes = share.up * Cfg::${unit_bytes | code};
     for (u32 offset = norm_thread * 16; offset < bytes; offset += Cfg::kNormWarps * 32 * 16) {
         st_shared_v4(smem + Cfg::kResidentBOffset + offset, Vec4{0, 0, 0, 0});
     }
@@ -52,8 +55,8 @@ __device__ __forceinline__ void store_resident(
 #pragma unroll
     for (u32 v = 0; v < Cfg::kVectorsPerLane; ++v) {
         const u32 column = (lane + 32 * v) * 8 - operands.up_col0;  // in the slice; wraps below it
-        const u32 local = column - share.first_up * Cfg::kBlockK;   // in the share; wraps below it
-        if (owns_vector(lane, v) && column < Cfg::kUpCols && local < share.up * Cfg::kBlockK) {
+        const u32 local = column - share.first_up * Cfg::${unit_cols | code};   // in the share; wraps below it
+        if (owns_vector(lane, v) && column < Cfg::kUpCols && local < share.up * Cfg::${unit_cols | code}) {
             const u32 offset = row * 128 + local % Cfg::kBlockK * 2;
             const u32 swizzled = offset ^ ((offset >> 7 & 7) << 4);
             const u32 chunk = smem + Cfg::kResidentBOffset + local / Cfg::kBlockK * Cfg::kChunkBBytes;

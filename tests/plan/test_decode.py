@@ -71,18 +71,18 @@ def test_published_rules_give_the_published_keys_on_hopper_with_its_suffix(kimi:
 @pytest.mark.parametrize(
     ("stage", "tokens", "suffix"),
     [
-        ("tail", 4, "n8_r8_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_sb_rs"),
-        ("tail", 5, "n8_r11_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3"),
-        ("tail", 8, "n8_r11_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g3"),
-        ("tail", 32, "n32_r12_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
-        ("tail", 128, "n128_r9_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
+        ("tail", 4, "n8_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_sb_rs"),
+        ("tail", 5, "n8_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g2"),
+        ("tail", 8, "n8_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g2"),
+        ("tail", 32, "n32_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
+        ("tail", 128, "n128_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
         ("front", 16, "n16_r7_d2_p0_w0_t10_38_16_k112_0_o3584_c2_m96"),
         ("front", 128, "n128_r6_d1_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
         ("front", 129, "n160_r5_d1_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
-        ("tail", 161, "n192_r8_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
-        ("tail", 200, "n256_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
-        ("tail", 320, "n320_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g3_tt2"),
-        ("front", 64, "n64_r4_d2_p0_w0_t10_38_16_k112_0_o3584_c2_m96_sf"),
+        ("tail", 161, "n192_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
+        ("tail", 200, "n256_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
+        ("tail", 320, "n320_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
+        ("front", 64, "n64_r5_d2_p0_w0_t10_38_16_k112_0_o3584_c2_m96_sf"),
     ],
 )
 def test_hopper_stages_fewer_rows_and_splits_the_finish(
@@ -116,7 +116,7 @@ def test_every_decode_request_gives_one_of_the_23_keys(kimi: Model, b200: Device
 def test_ragged_slice_is_spelled_last(kimi: Model, h200: DeviceFacts) -> None:
     form = decode_form(kimi, h200, "tail", 16, 32)
     assert (form.k1_chunks, form.k1_cols, form.k1_ragged_cols) == (4, 224, 32)
-    assert form.symbol.endswith("_k4_6_o7168_c1_f_g3_tt2_kt32")
+    assert form.symbol.endswith("_k4_6_o7168_c1_f_g2_tt2_kt32")
 
 
 def test_front_symbol_says_hidden_chunks_and_latent(kimi: Model, h200: DeviceFacts) -> None:
@@ -131,7 +131,34 @@ def test_staging_is_dropped_where_it_would_leave_a_short_ring(
 ) -> None:
     # 7 resident chunks of 2048 and 17 rows of 7168 bytes leave 86016 bytes: 4 stages of 18432, under 5
     form = decode_form(kimi, h200, "tail", tp, tokens)
-    assert (form.staged_rows, form.resident_b, form.issue_gate, form.num_stages) == (False, False, 3, 12)
+    assert (form.staged_rows, form.resident_b, form.issue_gate, form.num_stages) == (False, False, 0, 6)
+
+
+@pytest.mark.parametrize(
+    ("tp", "tokens", "chunks", "stages", "gate"),
+    [
+        (1, 8, 2, 5, 0),  # a pair splits a long K
+        (1, 32, 2, 5, 0),
+        (1, 96, 2, 5, 0),  # two CTAs split the tokens
+        (1, 97, 1, 9, 0),  # two chunks a stage would leave 4
+        (2, 8, 1, 6, 0),  # short for a pair: 38 chunks each
+        (2, 16, 2, 6, 0),  # not for two CTAs that load 76 each
+        (4, 64, 2, 5, 0),
+        (4, 128, 1, 9, 2),
+        (8, 64, 1, 7, 2),  # short for both
+        (16, 64, 1, 7, 2),
+    ],
+)
+def test_short_tails_have_few_stages_and_long_ones_two_chunks_a_stage(
+    kimi: Model, h200: DeviceFacts, tp: int, tokens: int, chunks: int, stages: int, gate: int
+) -> None:
+    form = decode_form(kimi, h200, "tail", tp, tokens)
+    assert (form.chunks_per_stage, form.num_stages, form.issue_gate) == (chunks, stages, gate)
+
+
+def test_one_cta_a_tile_keeps_its_ring(kimi: Model) -> None:
+    form = decode_form(kimi, DeviceFacts.nominal("sm_90a", 78), "tail", 8, 64)
+    assert (form.cluster_ctas, form.token_parts, form.chunks_per_stage, form.num_stages) == (1, 1, 1, 9)
 
 
 def test_resident_operand_is_dropped_where_it_would_leave_a_short_ring(kimi: Model, h200: DeviceFacts) -> None:
@@ -172,14 +199,14 @@ def test_plan_refuses_ring_without_a_stage(kimi: Model, h200: DeviceFacts) -> No
 
 def test_plan_refuses_output_tile_over_the_ring(kimi: Model, h200: DeviceFacts) -> None:
     # the fp32 tile (128 * 528) needs 67584 bytes; 2 stages of 32768 are 65536
-    small = dataclasses.replace(h200, max_dynamic_smem_bytes=3072 + 3 * 32768 - 1)
+    small = dataclasses.replace(h200, max_dynamic_smem_bytes=2048 + 3 * 32768 - 1)
     with pytest.raises(PlanError, match=r"0 landing \+ 67584 output = 67584 bytes .* = 65536 \(2 stages\)"):
         decode_form(kimi, small, "front", 1, 128)
 
 
 def test_plan_refuses_offsets_off_the_swizzle_period(kimi: Model, h200: DeviceFacts) -> None:
     odd = dataclasses.replace(kimi, decode_sm90=dataclasses.replace(kimi.decode_sm90, flag_bytes=512))
-    with pytest.raises(PlanError, match=r"A ring would start at byte 5632 = 1024 \* 5 \+ 512"):
+    with pytest.raises(PlanError, match=r"A ring would start at byte 4608 = 1024 \* 4 \+ 512"):
         decode_form(odd, h200, "front", 8, 8)
 
 

@@ -216,7 +216,7 @@ def test_slice_that_a_tensor_map_can_not_address_is_refused(tmp_path: Path) -> N
 def test_ring_that_can_not_hold_the_outputs_is_refused_by_the_planner(tmp_path: Path) -> None:
     text = model_toml(tiny_model()).replace("max_stages = 12", "max_stages = 2", 1)
     message = refusal(tmp_path, text)
-    assert "front, TP 1, 65 tokens" in message
+    assert "front, TP 1, 97 tokens" in message
     assert "sm_90a with 3 SMs" in message
     assert str(128 * (128 * 4 + 16)) in message, "the bytes of the output tile"
     assert "Raise decode.max_stages" in message

@@ -33,7 +33,9 @@
 __device__ __forceinline__ Fragment fragment_of(const Tile& tile, u32 warp) {
     const bool in_half = 16 * warp < Cfg::kBlockM / 2;
     const bool shared = tile.kind == TileClass::kShared;
-    return {threadIdx.x, warp, lane_id(), {!shared || in_half, shared ? in_half : kSecondRow + 16 * warp >= 64}};
+    return {
+        threadIdx.x, warp, lane_id(), {!shared || in_half, shared ? in_half : kSecondRow + 16 * warp >= 64},
+        shared ? Cfg::kBlockM : 2 * kSecondRow};
 }
 
 //% endif

@@ -68,19 +68,23 @@ __device__ __forceinline__ void accumulate(
     wgmma_pin(acc[1]);
 #pragma unroll 1
     for (u32 unit = 0; unit < units; ++unit) {
-        const u32 a = smem + Cfg::kARingOffset + ring.stage * Cfg::kChunkABytes;
-        ${("const u32" if split else "u32") | code} b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kChunkBBytes;
+        const u32 a = smem + Cfg::kARingOffset + ring.stage * Cfg::kStageABytes;
+        ${("const u32" if split else "u32") | code} b = smem + Cfg::kBRingOffset + ring.stage * Cfg::kStageBBytes;
 //% if spec.value("kResidentB")
         if (unit == share.down) {
             mbarrier_wait(smem + Cfg::kYResidentOffset, 0, watch);
         }
         if (!is_down(share, unit)) {
-            b = smem + Cfg::kResidentBOffset + (unit - share.down) * Cfg::kChunkBBytes;
+            b = smem + Cfg::kResidentBOffset + (unit - share.down) * Cfg::kStageBBytes;
         }
 //% endif
         mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);
         wgmma_fence();
-        multiply_chunk(acc, a, Cfg::kChunkABytes / 2, b);
+#pragma unroll
+        for (u32 chunk = 0; chunk < Cfg::kChunksPerStage; ++chunk) {
+            const u32 weights = a + chunk * Cfg::kChunkABytes;
+            multiply_chunk(acc, weights, Cfg::kChunkABytes / 2, b + chunk * Cfg::kChunkBBytes);
+        }
         wgmma_commit_group();
         wgmma_wait_group<1>();
         if (unit > 0 && at.lane == 0) {
@@ -101,23 +105,23 @@ __device__ __forceinline__ void accumulate(
 //% if split
 
 //% if spec.value("kTwoSums")
-// All of K, as two sums: of the chunks that either rank of a pair has which splits K. So a token gets the same bits.
+// All of K, as two sums: of the units that either rank of a pair has which splits K. So a token gets the same bits.
 __device__ __forceinline__ void accumulate(
     Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
     Accumulators others = {};
     Ring ring;
-    accumulate(acc, ring, Cfg::kFirstDownChunks, at, smem, watch);
-    accumulate(others, ring, Cfg::kRank0DownChunks - Cfg::kFirstDownChunks, at, smem, watch);
-    accumulate(acc, ring, Cfg::kFirstUpChunks, at, smem, watch);
-    accumulate(others, ring, Cfg::kRank0UpChunks - Cfg::kFirstUpChunks, at, smem, watch);
+    accumulate(acc, ring, Cfg::kFirstDownUnits, at, smem, watch);
+    accumulate(others, ring, Cfg::kRank0DownUnits - Cfg::kFirstDownUnits, at, smem, watch);
+    accumulate(acc, ring, Cfg::kFirstUpUnits, at, smem, watch);
+    accumulate(others, ring, Cfg::kRank0UpUnits - Cfg::kFirstUpUnits, at, smem, watch);
     add_sums(acc, others);
 }
 //% else
 __device__ __forceinline__ void accumulate(
     Accumulators& acc, const Fragment& at, u32 smem, const Watch& watch) {
     Ring ring;
-    accumulate(acc, ring, Cfg::kRank0DownChunks, at, smem, watch);
-    accumulate(acc, ring, Cfg::kRank0UpChunks, at, smem, watch);
+    accumulate(acc, ring, Cfg::kRank0DownUnits, at, smem, watch);
+    accumulate(acc, ring, Cfg::kRank0UpUnits, at, smem, watch);
 }
 //% endif
 //% endif

@@ -1,11 +1,7 @@
 //# The token stages of a decode kernel, whose boxes are as high as the launch has tokens, or a CTA its part of them.
 //% set split = spec.value("kTokenParts") > 1
 constexpr u32 kTokenBytes = Cfg::kBlockK * 2;  // a token's row of a K chunk
-//% if spec.role == "decode_front"
 constexpr u32 kTokenChunks = Cfg::kNumStages * Cfg::kChunksPerStage;  // of the ring
-//% else
-constexpr u32 kTokenChunks = Cfg::kNumStages;  // of the ring
-//% endif
 
 //% if split
 // The CTAs of a tile load as many tokens each; of an odd number the last one's box has a row past the end, of zeros.
