@@ -154,8 +154,9 @@ def _ring(shape: DecodeShape, cluster: int, extra_bytes: int, model: Model, devi
         return single, Rule(field, 1, f"{ctas} CTA(s) a tile (needs 2), at least {needed} stages (0: never)")
     if is_short(shape, cluster, model):
         return single, Rule(field, 1, "the ring of a short K is short, and so are its stages")
-    if shape.k1_ragged_cols or any(chunks % (2 * cluster) for chunks in shape.segments):
-        reason = f"{shape.k1_chunks} and {shape.k2_chunks} chunks are no whole stages of two for {cluster} ranks"
+    # Those that split the tokens add up K as a pair does, half by half: a token gets the same bits from either.
+    if shape.k1_ragged_cols or any(chunks % 4 for chunks in shape.segments):
+        reason = f"half of {shape.k1_chunks} or of {shape.k2_chunks} chunks is no whole number of stages of two"
         return single, Rule(field, 1, reason)
     double = plan_ring(shape, cluster, 2, extra_bytes, model, device)
     keeps = f"a ring of two-chunk stages keeps {double.num_stages}, at least {needed}"

@@ -10,8 +10,9 @@ import pytest
 
 from cakegen import paths
 from cakegen.arch import architecture
-from cakegen.model import DeviceFacts
-from cakegen.plan import plan_route
+from cakegen.emit.decode import decode_program
+from cakegen.model import DeviceFacts, Model
+from cakegen.plan import DecodeForm, plan_route
 from cakegen.registry import Program, Registry, load_registry
 
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
@@ -140,3 +141,30 @@ def test_barriers_lie_in_the_order_of_the_registry(registry: Registry) -> None:
             (found,) = re.findall(rf"{constant} = (\d+)u?;", text)
             assert int(found) == offset, f"{program.name} {name}"
             offset += 8 * count
+
+
+def first_sums(model: Model, form: DecodeForm) -> tuple[int, ...]:
+    """K chunks of the first of two sums that a token of Hopper's decode is added up in; none where it has one sum."""
+    constants = {constant.name: int(constant.value) for constant in decode_program(model, form, "sm90").constants}
+    if constants["kClusterCtas"] == 2:
+        names = ("kRank0Units", "kRank0DownUnits", "kRank0UpUnits")
+    elif constants["kTokenParts"] > 1 and constants["kTwoSums"]:
+        names = ("kFirstUnits", "kFirstDownUnits", "kFirstUpUnits")
+    else:
+        return ()
+    return tuple(constants[name] * constants["kChunksPerStage"] for name in names if name in constants)
+
+
+def test_a_token_of_hopper_is_added_up_in_the_same_halves_however_many_come_with_it(registry: Registry) -> None:
+    model, device = registry.model, DeviceFacts.nominal("sm_90a", 132)
+    target = model.target("sm_90a")
+    assert target is not None
+    found = set()
+    for stage, tp in itertools.product(("front", "tail"), target.tp_degrees):
+        halves = set()
+        for tokens in model.decode_sm90.n_pads:
+            form = plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device).launches[0].form
+            halves |= {first_sums(model, form)} if isinstance(form, DecodeForm) else set()
+        found |= halves - {()}
+        assert len(halves - {()}) <= 1, (stage, tp, halves)
+    assert len(found) > 3
