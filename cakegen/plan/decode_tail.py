@@ -251,7 +251,10 @@ def _tail_stages(shape: DecodeShape, ring: Ring, floor: int, model: Model) -> tu
 
 
 def _issue_gate(shape: DecodeShape, cluster: int, operands: _Operands, stages: int, model: Model) -> tuple[int, Rule]:
-    """Weight stages issued before the rows are loaded; all of them down units of every rank."""
+    """Weight stages issued before the rows are loaded; all of them down units of every rank.
+
+    None where a stage has two chunks: K is long then, and a gate gained nothing (H200, 2026-11-30).
+    """
     rules, down, chunks = model.decode, down_units(shape, cluster), operands.depth.value
     if operands.staged_rows or down > rules.staged_max_down_units or chunks == 2:
         reason = (

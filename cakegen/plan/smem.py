@@ -84,7 +84,7 @@ def mma_tokens(form: DecodeForm) -> int:
 
 
 def landing_bytes(rules: DecodeRules, form: DecodeForm) -> int:
-    """Where the partner's sums land in a pair, else a fixed reserve."""
+    """Where the partner's sums land in a pair, one beside the other, else a fixed reserve."""
     return pushed_bytes(form) if form.cluster_ctas == 2 else rules.single_landing_bytes
 
 

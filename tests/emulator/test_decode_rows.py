@@ -23,16 +23,18 @@ TAIL_MAPS = {"shared_act", "y_workspace"}
 CASES = {
     "narrow front": (Case("front", 8, 3), {"cluster_ctas": 2, "block_m": 96, "chunks_per_stage": 2}, {"x"}),
     "front, one CTA a tile": (Case("front", 8, 9, sm_count=6), {"cluster_ctas": 1, "n_pad": 16}, {"x"}),
-    "front, one chunk a stage": (Case("front", 1, 65, sm_count=6), {"chunks_per_stage": 1, "n_pad": 128}, {"x"}),
+    "front, one chunk a stage": (Case("front", 1, 97, sm_count=6), {"chunks_per_stage": 1, "n_pad": 128}, {"x"}),
     "tail, y resident": (Case("tail", 1, 5, sm_count=48), {"cluster_ctas": 2, "resident_b": True}, {"shared_act"}),
     "tail, y loaded": (Case("tail", 1, 100, sm_count=6), {"fused_norm": True, "resident_b": False}, TAIL_MAPS),
     "widest front": (Case("front", 8, 161), {"cluster_ctas": 2, "split_finalize": True, "n_pad": 192}, {"x"}),
     "wide front, one CTA a tile": (Case("front", 1, 155, sm_count=6), {"cluster_ctas": 1, "n_pad": 160}, {"x"}),
     "tail, tokens split": (Case("tail", 4, 100), {"token_parts": 2, "n_pad": 128}, TAIL_MAPS),
     "tail, an odd number split": (Case("tail", 4, 161, rank=3), {"token_parts": 2, "n_pad": 192}, TAIL_MAPS),
+    "tail, two chunks a stage": (Case("tail", 1, 12), {"cluster_ctas": 2, "chunks_per_stage": 2}, TAIL_MAPS),
+    "tail, tokens split, two chunks": (Case("tail", 2, 81), {"token_parts": 2, "chunks_per_stage": 2}, TAIL_MAPS),
     "tail, ragged slice": (Case("tail", 16, 17, 3, sm_count=6, rank=15), {"k1_ragged_cols": 32}, TAIL_MAPS),
 }
-WIDE_FRONT = Case("front", 8, 96)
+WIDE_FRONT = Case("front", 8, 100)
 WIDE_TAIL = Case("tail", 1, 100, sm_count=6)
 # with the width of each one's MMA
 WIDE = {
@@ -85,9 +87,9 @@ def test_row_has_the_same_bits_however_high_its_box_is(registry: Registry, name:
         assert torch.equal(rows, all_rows[output][: case.tokens]), output
 
 
-@pytest.mark.parametrize("tokens", [65, 128, 191])
-def test_row_has_the_same_bits_whether_the_tokens_are_split_or_k(registry: Registry, tokens: int) -> None:
-    of_a_pair, split = Case("tail", 4, 8, rank=1), Case("tail", 4, tokens, rank=1)
+@pytest.mark.parametrize(("tp", "tokens"), [(4, 65), (4, 128), (4, 191), (2, 20), (2, 96)])
+def test_row_has_the_same_bits_whether_the_tokens_are_split_or_k(registry: Registry, tp: int, tokens: int) -> None:
+    of_a_pair, split = Case("tail", tp, 8, rank=1), Case("tail", tp, tokens, rank=1)
     forms = [case.plan(registry.model).launches[-1].form for case in (of_a_pair, split)]
     assert [(form.cluster_ctas, form.token_parts) for form in forms if isinstance(form, DecodeForm)] == [(2, 1), (1, 2)]
     some, all_rows = outputs_of(registry, split, 8), outputs_of(registry, split, tokens)

@@ -21,7 +21,7 @@ from cakegen.emulator.trace_json import laned, role_of, write_trace
 from cakegen.errors import CompileError, EmulationError
 from cakegen.registry import Registry
 
-TAIL = Case("tail", 1, 8)
+TAIL = Case("tail", 1, 32)
 Event = dict[str, Any]
 
 
