@@ -32,9 +32,10 @@ _MIN_STAGES = {"sm90": 2}
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring's depth and the arithmetic that gave it."""
+    """A ring's depth, the K chunks of each stage, and the arithmetic that gave the depth."""
 
     num_stages: int
+    chunks_per_stage: int
     arithmetic: str
 
 
@@ -109,7 +110,7 @@ def plan_ring(
         f"({limit} - {rules.barrier_bytes} barriers - {rules.flag_bytes} flags - {landing} landing"
         f" - {extra_bytes} resident) // {stage} bytes a stage = {fits}, at most {most}{of_what}"
     )
-    return Ring(min(fits, most), arithmetic)
+    return Ring(min(fits, most), chunks_per_stage, arithmetic)
 
 
 def is_short(shape: DecodeShape, cluster_ctas: int, model: Model) -> bool:

@@ -97,7 +97,7 @@ def _fused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, devic
     form = replace(
         base_form(shape, cluster, model),
         num_stages=stages,
-        chunks_per_stage=2 if operands.depth.value == 2 else 1,
+        chunks_per_stage=operands.ring.chunks_per_stage,
         fused_norm=True,
         resident_b=operands.resident_b,
         staged_rows=operands.staged_rows,
@@ -125,8 +125,7 @@ def _unfused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, dev
     cluster = 2 if partition.value == 2 else 1
     ring, depth = _ring(shape, cluster, 0, model, device)
     stages, ring_rule = _tail_stages(shape, ring, model.decode.small_min_stages_plain, model)
-    chunks = 2 if depth.value == 2 else 1
-    form = replace(base_form(shape, cluster, model), num_stages=stages, chunks_per_stage=chunks)
+    form = replace(base_form(shape, cluster, model), num_stages=stages, chunks_per_stage=ring.chunks_per_stage)
     refuse_misfit(form, ring, model, device)
     form = replace(form, symbol=spell_symbol(form, model))
     reason = (
@@ -255,7 +254,7 @@ def _issue_gate(shape: DecodeShape, cluster: int, operands: _Operands, stages: i
 
     None where a stage has two chunks: K is long then, and a gate gained nothing (H200, 2026-11-30).
     """
-    rules, down, chunks = model.decode, down_units(shape, cluster), operands.depth.value
+    rules, down, chunks = model.decode, down_units(shape, cluster), operands.ring.chunks_per_stage
     if operands.staged_rows or down > rules.staged_max_down_units or chunks == 2:
         reason = (
             f"rows staged: {operands.staged_rows}; {down} down units (a gate needs at most"
