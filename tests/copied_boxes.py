@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cakegen.emulator.tensor_view import TensorView
+from cakegen.emulator.units.tma.tensor_view import TensorView
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from cakegen.compile import compile_ptx, request_for
-from cakegen.emulator.cases import ARCH, TOLERANCES, Case, find_cases, make_operands
+from cakegen.emulator.launches.cases import ARCH, TOLERANCES, Case, find_cases, make_operands
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry, load_registry
 from cakegen.rules import HopperTile

@@ -29,8 +29,8 @@ import torch
 
 from cakegen.arch import architecture
 from cakegen.emulator import Options
-from cakegen.emulator.cases import Case, CaseReport, emulate_case, find_case, find_cases
 from cakegen.emulator.faults import Fault
+from cakegen.emulator.launches.cases import Case, CaseReport, emulate_case, find_case, find_cases
 from cakegen.errors import EmulationError
 from cakegen.model import Model
 from cakegen.plan.records import DecodeForm

@@ -124,11 +124,11 @@ def run_emulated(kernel: Kernel, grid: int, *arguments: Any) -> None:
     EmulationError
         A fault, or something that is not modelled.
     """
-    from cakegen.emulator.address_space import AddressSpace
-    from cakegen.emulator.adversary import Adversary
-    from cakegen.emulator.machine import Machine
-    from cakegen.emulator.memory import Buffer, GlobalMemory
-    from cakegen.emulator.residency import LaunchShape
+    from cakegen.emulator.launches.address_space import AddressSpace
+    from cakegen.emulator.machine.adversary import Adversary
+    from cakegen.emulator.machine.machine import Machine
+    from cakegen.emulator.machine.memory import Buffer, GlobalMemory
+    from cakegen.emulator.machine.residency import LaunchShape
 
     arrays = {id(array): array for array in map(array_of, arguments) if array is not None}
     copies = {key: _aligned(array) for key, array in arrays.items()}
@@ -153,7 +153,7 @@ def run_emulated(kernel: Kernel, grid: int, *arguments: Any) -> None:
 
 @functools.cache
 def _translated(kernel: Kernel) -> Any:
-    from cakegen.emulator.launch import program_of
+    from cakegen.emulator.launches.launch import program_of
 
     return program_of(compile_ptx(request_of(kernel)), f"kernel_{kernel.name}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cakegen.emulator import Options
-from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator.launches.cases import Case, emulate_case
 from cakegen.registry import Registry
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from cakegen.emulator import Options, emulate_plan
-from cakegen.emulator.cases import Case, make_operands
+from cakegen.emulator.launches.cases import Case, make_operands
 from cakegen.registry import Registry
 from cakegen.runtime.validate import validate_front, validate_tail
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from cakegen.emulator import Options
-from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator.launches.cases import Case, emulate_case
 from cakegen.registry import load_registry
 
 _TINY, _FULL = "tiny_latent_moe", "kimi_k3_latent_moe"

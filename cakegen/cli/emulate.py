@@ -14,7 +14,7 @@ from cakegen.cli.options import refuse_ignored
 
 if TYPE_CHECKING:
     from cakegen.emulator import Options
-    from cakegen.emulator.cases import Case, CaseReport
+    from cakegen.emulator.launches.cases import Case, CaseReport
     from cakegen.registry import Registry
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -111,7 +111,7 @@ def emulate_command(
     """
     from cakegen.cli.emulate_files import FileRequest, run_files
     from cakegen.emulator import Options
-    from cakegen.emulator.cases import ARCH
+    from cakegen.emulator.launches.cases import ARCH
     from cakegen.registry import load_registry
 
     if schedule != "random":
@@ -142,7 +142,7 @@ def emulate_command(
 
 def _require_writable(trace_file: Path | None, timeline_file: Path | None) -> None:
     """Refuse, before the run, files that can't be written behind it."""
-    from cakegen.emulator.timeline import require_drawing
+    from cakegen.emulator.trace.timeline import require_drawing
 
     for file in (trace_file, timeline_file):
         if file is not None and not file.parent.is_dir():
@@ -152,7 +152,7 @@ def _require_writable(trace_file: Path | None, timeline_file: Path | None) -> No
 
 
 def _case_of_key(registry: Registry, key: str | None, arch: str | None, request: tuple[object, ...]) -> Case:
-    from cakegen.emulator.cases import ARCH, find_case
+    from cakegen.emulator.launches.cases import ARCH, find_case
 
     if key is None:
         raise click.UsageError("give a KEY, or --stage, --tp and --tokens")
@@ -167,7 +167,7 @@ def _case_of_request(
     stage: str, tp: int, tokens: int, partials: int, sm_count: int | None, rank: int, arch: str
 ) -> Case:
     from cakegen.arch import architecture
-    from cakegen.emulator.cases import Case
+    from cakegen.emulator.launches.cases import Case
 
     sms = max(part.sm_count for part in architecture(arch).parts) if sm_count is None else sm_count
     return Case(stage, tp, tokens, partials, sms, rank, arch)
@@ -203,9 +203,9 @@ def _tracing(registry: Registry, trace_file: Path | None, timeline_file: Path | 
     if trace_file is None and timeline_file is None:
         yield {}
         return
-    from cakegen.emulator.timeline import write_timeline
-    from cakegen.emulator.trace import Trace
-    from cakegen.emulator.trace_json import write_trace
+    from cakegen.emulator.trace.chrome import write_trace
+    from cakegen.emulator.trace.recorder import Trace
+    from cakegen.emulator.trace.timeline import write_timeline
     from cakegen.errors import CakeError
 
     def read_line(file: str, number: int) -> str:
@@ -247,7 +247,7 @@ def run_case(registry: Registry, case: Case, options: Options, name: str) -> Cas
     EmulationError
         A program committed a fault, or holds an instruction that is not modelled.
     """
-    from cakegen.emulator.cases import emulate_case
+    from cakegen.emulator.launches.cases import emulate_case
 
     with progress_bar(name) as advance:
         report = emulate_case(registry, case, options, on_progress=advance)

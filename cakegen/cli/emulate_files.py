@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cakegen.emulator import LaunchReport, Options
-    from cakegen.emulator.arrays import HostBuffer
-    from cakegen.emulator.sequence import Argument, KernelLaunch
-    from cakegen.emulator.translate import Program
+    from cakegen.emulator.launches.arrays import HostBuffer
+    from cakegen.emulator.launches.sequence import Argument, KernelLaunch
+    from cakegen.emulator.text.translate import Program
     from cakegen.spec.launch_file import BufferSection, LaunchFile
 
 CLEAN, FAULT, BAD_INPUT, NOT_MODELLED, MISMATCH = range(5)
@@ -133,7 +133,7 @@ def _run_schedules(
 ) -> int:
     """Run under one schedule after another up to a fault; the buffers that are written are those of the last."""
     from cakegen.emulator import Fault
-    from cakegen.emulator.sequence import run_sequence
+    from cakegen.emulator.launches.sequence import run_sequence
 
     bound = [bind_launch(each, request.entry, launches) for each in launches.launches]
     status = CLEAN
@@ -180,8 +180,8 @@ def _write(buffers: Mapping[str, HostBuffer], out: Path) -> None:
 
 def bind_launch(section: Any, entry: str | None, launches: LaunchFile) -> KernelLaunch:
     """A launch of a launch file."""
-    from cakegen.emulator.residency import LaunchShape
-    from cakegen.emulator.sequence import KernelLaunch
+    from cakegen.emulator.launches.sequence import KernelLaunch
+    from cakegen.emulator.machine.residency import LaunchShape
     from cakegen.spec.launch_file import triple
 
     shape = LaunchShape(
@@ -201,8 +201,8 @@ def bind_launch(section: Any, entry: str | None, launches: LaunchFile) -> Kernel
 
 
 def _argument(section: Any, launches: LaunchFile) -> Argument:
-    from cakegen.emulator.arrays import scalar_bytes
-    from cakegen.emulator.sequence import BufferArgument, MapArgument
+    from cakegen.emulator.launches.arrays import scalar_bytes
+    from cakegen.emulator.launches.sequence import BufferArgument, MapArgument
 
     if section.kind == "buffer":
         return BufferArgument(section.name, section.offset_bytes)
@@ -223,7 +223,7 @@ def _argument(section: Any, launches: LaunchFile) -> Argument:
 
 def make_buffer(name: str, section: BufferSection, folder: Path) -> HostBuffer:
     """A buffer with its first values; files are relative to `folder`."""
-    from cakegen.emulator.arrays import HostBuffer, fill_array, read_array
+    from cakegen.emulator.launches.arrays import HostBuffer, fill_array, read_array
 
     if section.file is not None:
         return HostBuffer(name, section.role, section.element, read_array(name, section.element, folder / section.file))
@@ -234,7 +234,7 @@ def make_buffer(name: str, section: BufferSection, folder: Path) -> HostBuffer:
 
 def _difference(buffer: HostBuffer, section: BufferSection, folder: Path) -> str | None:
     """What is wrong with a buffer's values in words, or None."""
-    from cakegen.emulator.arrays import compare_arrays, read_array
+    from cakegen.emulator.launches.arrays import compare_arrays, read_array
 
     expect = section.expect
     if expect is None:

@@ -31,7 +31,7 @@ def sequence_targets(requests: Sequence[FileRequest]) -> tuple[SequenceTarget, .
 
 def _target(request: FileRequest) -> SequenceTarget:
     from cakegen.emulator.mutation.sequences import SequenceTarget
-    from cakegen.emulator.parse import parse_kernel
+    from cakegen.emulator.text.parse import parse_kernel
     from cakegen.spec.launch_file import parse_launch_file
 
     assert request.launch is not None

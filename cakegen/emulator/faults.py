@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.text.ptx import Instruction
 from cakegen.errors import EmulationError
 
 

@@ -17,7 +17,7 @@ from cakegen.runtime.runner import Runner
 from cakegen.runtime.validate import Request
 
 DEFAULT_ARCH = "sm_90a"
-_BACKEND = "cakegen.emulator.backend"
+_BACKEND = "cakegen.emulator.launches.backend"
 
 
 def emulated_facts(model: Model, arch: str | DeviceFacts | None) -> DeviceFacts:

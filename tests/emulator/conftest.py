@@ -13,13 +13,13 @@ import pytest
 from copied_boxes import Box, record_boxes
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
-from cakegen.emulator.address_space import AddressSpace
-from cakegen.emulator.adversary import Adversary
-from cakegen.emulator.launch import program_of
-from cakegen.emulator.machine import Machine
-from cakegen.emulator.memory import Buffer, GlobalMemory
-from cakegen.emulator.residency import LaunchShape
-from cakegen.emulator.translate import Program
+from cakegen.emulator.launches.address_space import AddressSpace
+from cakegen.emulator.launches.launch import program_of
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.machine.memory import Buffer, GlobalMemory
+from cakegen.emulator.machine.residency import LaunchShape
+from cakegen.emulator.text.translate import Program
 from cakegen.registry import Registry, load_registry
 
 EXPORT = "tiny_latent_moe"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from cakegen.compile import CompileRequest, compile_ptx
-from cakegen.emulator.address_space import AddressSpace
-from cakegen.emulator.arrays import HostBuffer
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.launch import program_of
-from cakegen.emulator.residency import LaunchShape
-from cakegen.emulator.sequence import BufferArgument, KernelLaunch, run_sequence
+from cakegen.emulator.launches.address_space import AddressSpace
+from cakegen.emulator.launches.arrays import HostBuffer
+from cakegen.emulator.launches.launch import program_of
+from cakegen.emulator.launches.sequence import BufferArgument, KernelLaunch, run_sequence
+from cakegen.emulator.machine.residency import LaunchShape
 
 pytestmark = pytest.mark.emulator
 

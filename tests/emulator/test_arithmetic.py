@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cakegen.emulator import arithmetic
-from cakegen.emulator.machine import Machine
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.text import arithmetic
 
 # a run silences numpy; here the functions are called alone
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

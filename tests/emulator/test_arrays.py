@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cakegen.emulator.arrays import ELEMENTS, HostBuffer, compare_arrays, fill_array, read_array, scalar_bytes
+from cakegen.emulator.launches.arrays import ELEMENTS, HostBuffer, compare_arrays, fill_array, read_array, scalar_bytes
 from cakegen.errors import LaunchError
 
 

@@ -13,8 +13,8 @@ import torch
 
 from cakegen import runtime
 from cakegen.emulator import Fault, Options
-from cakegen.emulator.backend import EmulatedRunner
-from cakegen.emulator.cases import Case, compare, make_operands
+from cakegen.emulator.launches.backend import EmulatedRunner
+from cakegen.emulator.launches.cases import Case, compare, make_operands
 from cakegen.errors import CompileError, LaunchError
 from cakegen.model import DeviceFacts
 from cakegen.registry import Registry

@@ -15,8 +15,8 @@ from models import tiny_model, tiny_ragged_model
 from cakegen import paths
 from cakegen.emit import render_tree, write_tree
 from cakegen.emulator import Fault, Options, emulate_calls, load_program
-from cakegen.emulator.cases import Case, compare, emulate_case, make_operands
-from cakegen.emulator.translate import Program
+from cakegen.emulator.launches.cases import Case, compare, emulate_case, make_operands
+from cakegen.emulator.text.translate import Program
 from cakegen.model import Model, Target
 from cakegen.registry import Registry, load_registry
 from cakegen.runtime.validate import validate_front, validate_tail

@@ -13,7 +13,7 @@ from models import tiny_model, tiny_ragged_model
 from cakegen.emit.tree import render_tree
 from cakegen.emit.write import write_tree
 from cakegen.emulator import Options, emulate_plan
-from cakegen.emulator.cases import Case, compare, emulate_case, make_operands
+from cakegen.emulator.launches.cases import Case, compare, emulate_case, make_operands
 from cakegen.model import Family, Model, Target
 from cakegen.plan.workspace import partials_elems
 from cakegen.registry import Registry, load_registry

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from cakegen.emulator import Fault, Options
-from cakegen.emulator.cases import Case, emulate_case
-from cakegen.emulator.translate import Program
+from cakegen.emulator.launches.cases import Case, emulate_case
+from cakegen.emulator.text.translate import Program
 from cakegen.registry import Registry
 
 ARCH = "sm_100a"

@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import Machine
-from cakegen.emulator.trace import COPY, WAIT, Trace
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.trace.recorder import COPY, WAIT, Trace
 from cakegen.runtime.tensor_map import SWIZZLE_BYTES, TensorMap
 
 pytestmark = pytest.mark.emulator

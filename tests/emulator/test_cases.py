@@ -8,7 +8,7 @@ import hashlib
 import pytest
 import torch
 
-from cakegen.emulator.cases import Case, find_case, find_cases, make_operands
+from cakegen.emulator.launches.cases import Case, find_case, find_cases, make_operands
 from cakegen.registry import Registry
 
 

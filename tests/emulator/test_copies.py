@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cakegen.emulator.copies import bulk_landing
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import Machine
-from cakegen.emulator.memory import GRANULE, Buffer
-from cakegen.emulator.tensor_view import TensorView
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.machine.memory import GRANULE, Buffer
+from cakegen.emulator.units.tma.copies import bulk_landing
+from cakegen.emulator.units.tma.tensor_view import TensorView
 from cakegen.runtime.tensor_map import TensorMap
 
 PREFETCH = """extern "C" __global__ void kernel_test(u32* out, const u32* words) {

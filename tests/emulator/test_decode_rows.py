@@ -12,7 +12,7 @@ from copied_boxes import Box
 from shorter_requests import outputs_of
 
 from cakegen.emulator import Fault, Options
-from cakegen.emulator.cases import Case, emulate_case, emulate_chain
+from cakegen.emulator.launches.cases import Case, emulate_case, emulate_chain
 from cakegen.plan import DecodeForm
 from cakegen.registry import Registry
 

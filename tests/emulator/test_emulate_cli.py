@@ -10,8 +10,8 @@ import torch
 
 from cakegen.cli.main import main
 from cakegen.emulator import Fault
-from cakegen.emulator.cases import CaseReport
-from cakegen.emulator.stream import LaunchReport
+from cakegen.emulator.launches.cases import CaseReport
+from cakegen.emulator.launches.stream import LaunchReport
 
 TINY = ("emulate", "--model", "tiny_latent_moe")
 
@@ -74,7 +74,7 @@ def test_bits_tell_values_apart_and_may_not_depend_on_the_schedule(monkeypatch: 
     def emulate(*arguments: object, **options: object) -> CaseReport:
         return CaseReport((launch,), {"out": 0.0}, (), {"out": next(outs)})
 
-    monkeypatch.setattr("cakegen.emulator.cases.emulate_case", emulate)
+    monkeypatch.setattr("cakegen.emulator.launches.cases.emulate_case", emulate)
     result = run("--stage", "tail", "--tp", "8", "--tokens", "3", "--seeds", "3")
     assert result.exit_code == 1
     assert "  bits: out b0f66adc" in result.output
@@ -84,7 +84,7 @@ def test_bits_tell_values_apart_and_may_not_depend_on_the_schedule(monkeypatch: 
 def test_wrong_output_and_fault_end_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = LaunchReport("decode:x", 100, 0.5, "0123abcd")
     report = CaseReport((launch,), {"y": 3.0, "out": 0.5}, ("out is outside",), {})
-    monkeypatch.setattr("cakegen.emulator.cases.emulate_case", lambda *args, **options: report)
+    monkeypatch.setattr("cakegen.emulator.launches.cases.emulate_case", lambda *args, **options: report)
     result = run("--stage", "tail", "--tp", "8", "--tokens", "3", "--seed", "4")
     assert result.exit_code == 1
     assert "  seed 4: y differs in 3, out 5.0e-01; 100 warp-instructions in 0.5 s (200/s)" in result.output
@@ -93,7 +93,7 @@ def test_wrong_output_and_fault_end_with_status_1(monkeypatch: pytest.MonkeyPatc
     def fail(*args: object, **options: object) -> CaseReport:
         raise Fault("deadlock", "nobody can go on")
 
-    monkeypatch.setattr("cakegen.emulator.cases.emulate_case", fail)
+    monkeypatch.setattr("cakegen.emulator.launches.cases.emulate_case", fail)
     result = run("--stage", "tail", "--tp", "8", "--tokens", "3")
     assert result.exit_code == 1
     assert "cakegen: deadlock: nobody can go on" in result.output

@@ -11,10 +11,10 @@ import pytest
 from models import tiny_model, with_tile
 
 from cakegen.emulator import Fault, Options
-from cakegen.emulator.adversary import STYLES, Adversary
-from cakegen.emulator.cases import Case, emulate_case
-from cakegen.emulator.launch import load_program
-from cakegen.emulator.machine import Machine
+from cakegen.emulator.launches.cases import Case, emulate_case
+from cakegen.emulator.launches.launch import load_program
+from cakegen.emulator.machine.adversary import STYLES, Adversary
+from cakegen.emulator.machine.machine import Machine
 from cakegen.registry import Registry
 from cakegen.runtime.tensor_map import TensorMap
 

@@ -13,7 +13,7 @@ import torch
 from models import tiny_model
 
 from cakegen.emulator import Fault, Options
-from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator.launches.cases import Case, emulate_case
 from cakegen.model import Model
 from cakegen.plan import GemmForm, Plan
 from cakegen.registry import Registry

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cakegen.emulator import Fault
-from cakegen.emulator.machine import Machine
+from cakegen.emulator.machine.machine import Machine
 from cakegen.errors import EmulationError
 
 Launch = Callable[..., Machine]

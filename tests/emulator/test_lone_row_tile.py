@@ -14,7 +14,7 @@ from schedules import same_under_all_schedules
 from shorter_requests import outputs_of
 
 from cakegen.emulator import Fault, Options
-from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator.launches.cases import Case, emulate_case
 from cakegen.plan import GemmForm
 from cakegen.registry import Registry
 

@@ -9,7 +9,7 @@ import pytest
 from copied_boxes import record_boxes
 
 from cakegen.emulator import Fault, Options
-from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator.launches.cases import Case, emulate_case
 from cakegen.plan import DecodeForm
 from cakegen.registry import Registry
 

@@ -12,8 +12,8 @@ import pytest
 from order_pattern import Pattern
 
 from cakegen.emulator import Fault
-from cakegen.emulator.adversary import Adversary
-from cakegen.emulator.machine import Machine
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.machine import Machine
 from cakegen.runtime.tensor_map import TensorMap
 
 Launch = Callable[..., Machine]

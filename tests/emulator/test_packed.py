@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from cakegen.emulator import arithmetic
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import Machine
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.text import arithmetic
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
-from cakegen.emulator.parse import parse_kernel
-from cakegen.emulator.ptx import Address, Immediate, Kernel, Label, Register, Special, Vector
-from cakegen.emulator.translate import Program
+from cakegen.emulator.text.parse import parse_kernel
+from cakegen.emulator.text.ptx import Address, Immediate, Kernel, Label, Register, Special, Vector
+from cakegen.emulator.text.translate import Program
 from cakegen.errors import EmulationError
 from cakegen.registry import load_registry
 

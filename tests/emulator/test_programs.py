@@ -10,7 +10,7 @@ import torch
 from models import tiny_model, tiny_quarters_model, with_tile
 from schedules import same_under_all_schedules
 
-from cakegen.emulator.cases import Case, find_case
+from cakegen.emulator.launches.cases import Case, find_case
 from cakegen.errors import EmulationError
 from cakegen.plan import GemmForm, partials_elems
 from cakegen.registry import Registry, load_registry
@@ -84,7 +84,7 @@ def test_find_case_refuses_what_is_no_key(registry: Registry) -> None:
 
 def test_tensors_of_another_device_are_refused(registry: Registry) -> None:
     from cakegen.emulator import emulate_plan
-    from cakegen.emulator.cases import make_operands
+    from cakegen.emulator.launches.cases import make_operands
     from cakegen.runtime.validate import validate_front
 
     case = Case("front", 8, 1)

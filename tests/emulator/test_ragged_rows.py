@@ -13,7 +13,7 @@ from models import tiny_model
 from shorter_requests import outputs_of
 
 from cakegen.emulator import Fault, Options
-from cakegen.emulator.cases import Case, emulate_case
+from cakegen.emulator.launches.cases import Case, emulate_case
 from cakegen.model import Model
 from cakegen.plan import GemmForm
 from cakegen.registry import Registry

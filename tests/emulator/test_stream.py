@@ -13,13 +13,13 @@ import pytest
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator import Fault, Options, emulate_calls, load_program, program_of
-from cakegen.emulator.adversary import Adversary
-from cakegen.emulator.cases import Case, compare, emulate_case, make_operands
-from cakegen.emulator.machine import Machine
-from cakegen.emulator.memory import Buffer
-from cakegen.emulator.residency import LaunchShape
-from cakegen.emulator.stream import QueuedLaunch, Stream
-from cakegen.emulator.translate import Program
+from cakegen.emulator.launches.cases import Case, compare, emulate_case, make_operands
+from cakegen.emulator.launches.stream import QueuedLaunch, Stream
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.machine.memory import Buffer
+from cakegen.emulator.machine.residency import LaunchShape
+from cakegen.emulator.text.translate import Program
 from cakegen.plan import DecodeForm, weights_ahead
 from cakegen.registry import Registry
 from cakegen.runtime.validate import validate_front, validate_tail

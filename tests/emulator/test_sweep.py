@@ -10,7 +10,7 @@ import pytest
 import torch
 from emulator_sweep import COLUMNS, Sweep, cases_of, identity, read_rows, rows_of, run_missing, run_split
 
-from cakegen.emulator.cases import Case, CaseReport
+from cakegen.emulator.launches.cases import Case, CaseReport
 from cakegen.registry import Registry
 
 Schedules = Sequence[tuple[str, int]]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import Machine
-from cakegen.emulator.tensor_core import bf16_to_f32
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.units.tensor_core import bf16_to_f32
 
 Launch = Callable[..., Machine]
 Make = Callable[..., np.ndarray]

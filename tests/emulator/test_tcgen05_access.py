@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import Machine
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.machine import Machine
 from cakegen.errors import EmulationError
 
 Launch = Callable[..., Machine]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cakegen.emulator.adversary import Adversary
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import Machine
-from cakegen.emulator.tensor_core import bf16_to_f32, multiply_add_wide
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.units.tensor_core import bf16_to_f32, multiply_add_wide
 from cakegen.runtime.tensor_map import TensorMap
 
 Launch = Callable[..., Machine]

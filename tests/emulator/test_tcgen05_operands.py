@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import Machine
-from cakegen.emulator.tcgen05_mma import accumulator_region
-from cakegen.emulator.tensor_core import bf16_to_f32
-from cakegen.emulator.tensor_descriptors import decode_instruction, decode_shared
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.units.tcgen05.descriptors import decode_instruction, decode_shared
+from cakegen.emulator.units.tcgen05.mma import accumulator_region
+from cakegen.emulator.units.tensor_core import bf16_to_f32
 from cakegen.errors import EmulationError
 
 Launch = Callable[..., Machine]

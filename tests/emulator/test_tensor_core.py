@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from cakegen.emulator.tensor_core import bf16_to_f32, multiply_add_hopper, multiply_add_wide
+from cakegen.emulator.units.tensor_core import bf16_to_f32, multiply_add_hopper, multiply_add_wide
 
 # a run silences numpy; here the functions are called alone
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -107,7 +107,7 @@ def test_fast_path_is_the_model_bit_for_bit(spread: int) -> None:
     a[7], c[7] = 0, np.float32(1.2345) * np.float32(2) ** np.arange(-37, 3, dtype=np.float32)
     with pytest.MonkeyPatch.context() as patch:
         fast = multiply_add_hopper(a, b, c)
-        patch.setattr("cakegen.emulator.tensor_core._is_narrow", lambda *_: False)
+        patch.setattr("cakegen.emulator.units.tensor_core._is_narrow", lambda *_: False)
         slow = multiply_add_hopper(a, b, c)
     np.testing.assert_array_equal(fast, slow)
     assert (fast[5] == 0).all()

@@ -12,12 +12,13 @@ import click.testing
 import pytest
 
 from cakegen.cli.main import main
-from cakegen.emulator import Options, cases
-from cakegen.emulator.barriers import MBarrier
-from cakegen.emulator.cases import Case, CaseReport, emulate_case
-from cakegen.emulator.timeline import write_timeline
-from cakegen.emulator.trace import COPY, PRODUCT, RUN, WAIT, Cause, LaunchTrace, Span, Trace, Track
-from cakegen.emulator.trace_json import laned, role_of, write_trace
+from cakegen.emulator import Options
+from cakegen.emulator.launches import cases
+from cakegen.emulator.launches.cases import Case, CaseReport, emulate_case
+from cakegen.emulator.trace.chrome import laned, role_of, write_trace
+from cakegen.emulator.trace.recorder import COPY, PRODUCT, RUN, WAIT, Cause, LaunchTrace, Span, Trace, Track
+from cakegen.emulator.trace.timeline import write_timeline
+from cakegen.emulator.units.barriers import MBarrier
 from cakegen.errors import CompileError, EmulationError
 from cakegen.registry import Registry
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cakegen.emulator.shadow import Shadow
-from cakegen.emulator.vector_clock import (
+from cakegen.emulator.order.shadow import Shadow
+from cakegen.emulator.order.vector_clock import (
     CLUSTER,
     CTA,
     EXECUTED,

@@ -63,7 +63,7 @@ def compile_programs(cases: list[Named]) -> None:
     from device_values import ptx_digest, registry_of
 
     from cakegen.compile import compile_many, request_for
-    from cakegen.emulator.cases import ARCH
+    from cakegen.emulator.launches.cases import ARCH
 
     wanted = dict.fromkeys((named.export, launch.key) for named in cases for launch in named.plan.launches)
     for outcome in compile_many([request_for(registry_of(export), key, ARCH) for export, key in wanted]):
@@ -81,7 +81,7 @@ def runtime_for(export: str, sm_count: int, tile: HopperTile | None) -> Any:
     """
     from device_values import registry_of
 
-    from cakegen.emulator.cases import ARCH
+    from cakegen.emulator.launches.cases import ARCH
     from cakegen.model import DeviceFacts
     from cakegen.runtime import LatentMoe
 

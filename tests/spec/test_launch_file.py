@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cakegen.emulator.arrays import ELEMENTS
+from cakegen.emulator.launches.arrays import ELEMENTS
 from cakegen.errors import SpecError
 from cakegen.spec import launch_file
 from cakegen.spec.launch_file import LaunchFile, parse_launch_file, triple

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cakegen.emulator.ptx import Address, Instruction, Kernel, Label, Operand, Pair, Register, Vector
+from cakegen.emulator.text.ptx import Address, Instruction, Kernel, Label, Operand, Pair, Register, Vector
 
 Edit = tuple[int, int, str]
 

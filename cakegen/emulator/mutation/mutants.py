@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from cakegen.emulator.mutation.hoist import hoists
 from cakegen.emulator.mutation.operators import OPERATORS
 from cakegen.emulator.mutation.statements import statement_of
-from cakegen.emulator.parse import parse_kernel
-from cakegen.emulator.ptx import Instruction, Kernel
+from cakegen.emulator.text.parse import parse_kernel
+from cakegen.emulator.text.ptx import Instruction, Kernel
 
 # (start, end, text that stands there instead), in characters of the PTX
 Edit = tuple[int, int, str]

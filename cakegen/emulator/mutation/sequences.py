@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.arrays import HostBuffer
-from cakegen.emulator.launch import Options, program_of
+from cakegen.emulator.launches.arrays import HostBuffer
+from cakegen.emulator.launches.launch import Options, program_of
+from cakegen.emulator.launches.sequence import KernelLaunch, run_sequence
 from cakegen.emulator.mutation.mutants import Mutant
 from cakegen.emulator.mutation.targets import Mutated
 from cakegen.emulator.mutation.trial import Outcome, Schedule, Trial, schedules
-from cakegen.emulator.sequence import KernelLaunch, run_sequence
-from cakegen.emulator.translate import Program
+from cakegen.emulator.text.translate import Program
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cakegen.emulator.parse import split_operands
-from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.text.parse import split_operands
+from cakegen.emulator.text.ptx import Instruction
 
 _STATEMENT = re.compile(r"(@!?[%\w$]+\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _OFFSET = re.compile(r"(.*?)\s*\+\s*(-?\w+)$", re.S)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
-from cakegen.emulator.cases import Case, find_case
+from cakegen.emulator.launches.cases import Case, find_case
 from cakegen.emulator.mutation.mutants import Mutant, mutants_of
 from cakegen.errors import EmulationError, PlanError
 from cakegen.registry import Registry

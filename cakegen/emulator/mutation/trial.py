@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from cakegen.emulator.cases import emulate_case, emulate_chain
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.launch import Options, load_program
-from cakegen.emulator.machine import Machine
+from cakegen.emulator.launches.cases import emulate_case, emulate_chain
+from cakegen.emulator.launches.launch import Options, load_program
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.machine.warp import Strand, Warp
 from cakegen.emulator.mutation.mutants import Mutant
 from cakegen.emulator.mutation.targets import Mutated, Target
-from cakegen.emulator.parse import parse_kernel
-from cakegen.emulator.translate import Program
-from cakegen.emulator.warp import Strand, Warp
+from cakegen.emulator.text.parse import parse_kernel
+from cakegen.emulator.text.translate import Program
 from cakegen.errors import EmulationError
 from cakegen.registry import Registry
 

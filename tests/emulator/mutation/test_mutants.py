@@ -7,7 +7,7 @@ import pytest
 from cakegen.emulator.mutation.mutants import HOIST, Mutant, mutants_of
 from cakegen.emulator.mutation.operators import OPERATORS
 from cakegen.emulator.mutation.targets import Target, target_of
-from cakegen.emulator.parse import parse_kernel
+from cakegen.emulator.text.parse import parse_kernel
 from cakegen.registry import Registry
 
 KEY = "decode:tiny_latent_moe_decode_g8_n8_r6_d2_p0_w0_t0_4_0_k8_16_o512_c2_f_sb@sm_90a"

@@ -6,8 +6,8 @@ import pytest
 
 from cakegen.emulator.mutation.operators import OPERATORS
 from cakegen.emulator.mutation.statements import Statement, statement_of
-from cakegen.emulator.parse import parse_kernel
-from cakegen.emulator.ptx import Instruction
+from cakegen.emulator.text.parse import parse_kernel
+from cakegen.emulator.text.ptx import Instruction
 
 BY_NAME = {operator.name: operator for operator in OPERATORS}
 COPY = (

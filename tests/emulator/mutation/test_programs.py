@@ -10,7 +10,7 @@ import pytest
 
 import cakegen
 from cakegen.compile import compile_ptx, request_for
-from cakegen.emulator.cases import Case
+from cakegen.emulator.launches.cases import Case
 from cakegen.emulator.mutation.campaign import describe
 from cakegen.emulator.mutation.table import Explanation, read_explanations
 from cakegen.emulator.mutation.targets import Target, target_of

@@ -1,0 +1,165 @@
+"""Arrays of this machine's memory as buffers of a launch: element types, files, fills, comparison. Imports numpy.
+
+numpy has no bf16 and no 8-bit floats: they are kept as their bits, and the element type says what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.text.arithmetic import bf16_single
+from cakegen.emulator.units.tensor_core import bf16_to_f32
+from cakegen.errors import LaunchError
+
+Array = NDArray[Any]
+
+ELEMENTS: dict[str, str] = {
+    "bf16": "u2",
+    "f16": "f2",
+    "f32": "f4",
+    "f64": "f8",
+    "e4m3": "u1",
+    "e5m2": "u1",
+    "i8": "i1",
+    "u8": "u1",
+    "i16": "i2",
+    "u16": "u2",
+    "i32": "i4",
+    "u32": "u4",
+    "i64": "i8",
+    "u64": "u8",
+}
+"""Element types and the numpy types that hold them: bf16 and the 8-bit floats as their bits."""
+
+# All bits set: NaN in every float type, -1 in every signed one.
+POISON_BYTE = 0xFF
+_ALIGN_BYTES = 256
+
+
+@dataclass(eq=False)
+class HostBuffer:
+    """One array that launches share.
+
+    Parameters
+    ----------
+    role
+        `read`: a write to it is a fault. `write`: every element must be written, each by one CTA of a launch, and none
+        read before. `update`: read and written freely.
+    array
+        Its first values; copied to an address that is a multiple of 256 bytes.
+    """
+
+    name: str
+    role: str
+    element: str
+    array: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        raw = np.empty(self.array.nbytes + _ALIGN_BYTES, np.uint8)
+        start = -raw.ctypes.data % _ALIGN_BYTES
+        copy = raw[start : start + self.array.nbytes].view(self.array.dtype).reshape(self.array.shape)
+        copy[...] = self.array
+        self.array = copy
+
+    @property
+    def address(self) -> int:
+        """Of the first element."""
+        return int(self.array.ctypes.data)
+
+
+def scalar_bytes(element: str, value: float) -> bytes:
+    """A scalar argument as the bytes of its parameter.
+
+    Raises
+    ------
+    LaunchError
+        The type can't hold the value.
+    """
+    kind = ELEMENTS[element]
+    if element == "bf16":
+        return np.asarray(bf16_single(np.array([value], np.float32))).tobytes()
+    if element in ("e4m3", "e5m2"):
+        kind = "u1"
+    if kind[0] != "f":
+        limits = np.iinfo(kind)
+        if (isinstance(value, float) and not value.is_integer()) or not limits.min <= value <= limits.max:
+            raise LaunchError(f"a scalar of type {element} must be a whole number {limits.min} … {limits.max}; {value}")
+        value = int(value)
+    return np.array([value], kind).tobytes()
+
+
+def fill_array(element: str, shape: Sequence[int], fill: str | float, name: str = "") -> Array:
+    """An array of one value, of `poison` (all bits set), of `index`: 0, 1, 2, … in memory order, or of `normal`.
+
+    Parameters
+    ----------
+    name
+        Normal random numbers of buffers with other names are others; the same in every run.
+
+    Raises
+    ------
+    LaunchError
+        The type can't hold the value.
+    """
+    dtype = np.dtype(ELEMENTS[element])
+    if fill == "poison":
+        return np.full((*shape, dtype.itemsize), POISON_BYTE, np.uint8).view(dtype)[..., 0]
+    if fill in ("index", "normal"):
+        values = _values(element, int(np.prod(shape)), fill == "normal", name)
+        stored = bf16_single(values.astype(np.float32)) if element == "bf16" else values.astype(dtype)
+        return stored.reshape(shape)
+    return np.full(shape, np.frombuffer(scalar_bytes(element, float(fill)), dtype)[0])
+
+
+def _values(element: str, count: int, normal: bool, name: str) -> Array:
+    if not normal:
+        return np.arange(count)
+    if ELEMENTS[element][0] != "f" and element != "bf16":
+        raise LaunchError(f"buffer {name}: fill 'normal' is for bf16, f16, f32 and f64; its elements are {element}")
+    return np.random.default_rng(list(name.encode())).standard_normal(count)
+
+
+def read_array(name: str, element: str, file: Path) -> Array:
+    """The array of a `.npy` file.
+
+    Raises
+    ------
+    LaunchError
+        It can't be read, or holds elements of another type.
+    """
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"buffer {name}: {file}: {getattr(error, 'strerror', None) or error}") from None
+    dtype = np.dtype(ELEMENTS[element])
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or not array.size:
+        held = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "no array"
+        raise LaunchError(f"buffer {name}: {file} holds {held}; elements of type {element} are kept as {dtype}")
+    return np.ascontiguousarray(array)
+
+
+def compare_arrays(name: str, element: str, got: Array, wanted: Array, atol: float, rtol: float) -> str | None:
+    """What is wrong with an array, in words; None where it is as wanted.
+
+    Elements may differ by `atol + rtol * |wanted|`; where both are 0, in no bit. 8-bit floats are compared as bits.
+    """
+    if got.shape != wanted.shape:
+        return f"{name} has the shape {list(got.shape)}; {list(wanted.shape)} is expected"
+    if atol == rtol == 0 or element in ("e4m3", "e5m2"):
+        differs = got.reshape(-1, 1).view(np.uint8) != wanted.reshape(-1, 1).view(np.uint8)
+        wrong = int(differs.any(axis=1).sum())
+        return f"{wrong} of {got.size} elements of {name} differ from the expected bits" if wrong else None
+    a, b = (np.asarray(bf16_to_f32(each) if element == "bf16" else each, np.float64) for each in (got, wanted))
+    with np.errstate(invalid="ignore"):
+        close = (np.abs(a - b) <= atol + rtol * np.abs(b)) | (a == b) | (np.isnan(a) & np.isnan(b))
+        worst = np.nanmax(np.abs(a - b))
+    if close.all():
+        return None
+    count = int((~close).sum())
+    return f"{count} of {got.size} elements of {name} are out of tolerance; the largest error is {worst:.3g}"

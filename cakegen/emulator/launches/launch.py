@@ -1,0 +1,327 @@
+"""A plan on CPU tensors: the same validation, planner, registry and argument binding as on a device.
+
+Imports compile, plan, registry, the runtime's plain records, and this package.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from cakegen.arch import architecture
+from cakegen.compile import CompileRequest, compile_ptx, request_for
+from cakegen.emulator.faults import Fault
+from cakegen.emulator.launches.address_space import AddressSpace
+from cakegen.emulator.launches.stream import LaunchReport, QueuedLaunch, Stream
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.machine.memory import Buffer, GlobalMemory
+from cakegen.emulator.machine.residency import LaunchShape
+from cakegen.emulator.text.parse import parse_kernel
+from cakegen.emulator.text.translate import Program
+from cakegen.emulator.units.tensor_core import multiply_add_hopper, multiply_add_wide
+from cakegen.errors import EmulationError
+from cakegen.plan import control_words, partials_elems
+from cakegen.plan.records import Launch, Plan
+from cakegen.registry import Program as ProgramRecord
+from cakegen.registry import Registry
+from cakegen.runtime.arguments import bind_arguments
+from cakegen.runtime.runner import decide_overlap, run_parameters
+from cakegen.runtime.tensor_map import TensorMap
+from cakegen.runtime.validate import Operand, Request
+
+ARITHMETIC = {"hopper": multiply_add_hopper, "wide": multiply_add_wide}
+_OUTPUTS = {"front": ("logits", "latent", "shared_act"), "tail": ("y_workspace", "out")}
+# A wait's limit in ns of modelled time that no run reaches: a wait that can't end is found by who waits for whom.
+_NEVER_NS = 1 << 62
+_RECORD_WORDS = 16
+# Line information makes a fault name the line of the source; it changes no instruction.
+_FLAGS = ("-lineinfo",)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run: the adversary's schedule and seed, and the tensor core's arithmetic (`hopper` or `wide`).
+
+    `checks` says whether the order of accesses is checked (races, proxies). A launch that still runs after
+    `instruction_limit` warp-instructions counts as one that never ends. `machine` makes the machine of a launch:
+    `Machine`, or one that also looks on. `tensor_order`: tcgen05 instructions are ordered only where the ISA says so
+    (`strict`), or as programs widely assume (`practice`). `scopes`: a write comes behind a read by any arrival and wait
+    (`practice`), or by scopes that hold both threads (`strict`).
+    """
+
+    schedule: str = "random"
+    seed: int = 0
+    arithmetic: str = "hopper"
+    checks: bool = True
+    instruction_limit: int = 2_000_000_000
+    machine: Callable[..., Machine] = Machine
+    tensor_order: str = "strict"
+    scopes: str = "practice"
+
+    def build_machine(
+        self,
+        program: Program,
+        memory: GlobalMemory,
+        shape: LaunchShape,
+        values: Sequence[TensorMap | int | bytes],
+        barriers: Mapping[int, str],
+        name: str,
+        on_retire: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Machine:
+        """The machine of one launch under these options; arguments as in `Machine`."""
+        return self.machine(
+            program,
+            memory,
+            shape,
+            values,
+            Adversary(self.schedule, self.seed),
+            barriers,
+            ARITHMETIC[self.arithmetic],
+            instruction_limit=self.instruction_limit,
+            on_retire=on_retire,
+            checks=self.checks,
+            strict_tensor_order=self.tensor_order == "strict",
+            strict_scopes=self.scopes == "strict",
+            name=name,
+        )
+
+
+DEFAULT_OPTIONS = Options()
+
+
+def emulate_plan(
+    registry: Registry,
+    request: Request,
+    plan: Plan,
+    options: Options = DEFAULT_OPTIONS,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    load: Callable[[Registry, str, str], Program] | None = None,
+) -> tuple[LaunchReport, ...]:
+    """Run a plan's launches, in the order of a stream, on the request's CPU tensors.
+
+    Parameters
+    ----------
+    request
+        A validated call (`validate_front`, `validate_tail`) of CPU tensors; its outputs are written.
+    plan
+        What `plan_route` says for it, for any device that the export serves.
+    on_progress
+        Called with (clusters that have ended, clusters of the launch).
+    load
+        Where programs come from; by default from NVRTC, remembered.
+
+    Raises
+    ------
+    Fault
+        A program did something undefined, can't go on, or left an output unwritten.
+    EmulationError
+        It uses something that is not modelled, or the tensors are not on the CPU.
+    """
+    return emulate_calls(registry, [(request, plan)], options, on_progress=on_progress, load=load)
+
+
+def emulate_calls(
+    registry: Registry,
+    calls: Sequence[tuple[Request, Plan]],
+    options: Options = DEFAULT_OPTIONS,
+    *,
+    overlap: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    load: Callable[[Registry, str, str], Program] | None = None,
+) -> tuple[LaunchReport, ...]:
+    """Run several calls in one stream, such as the front and the tail of one layer; see `emulate_plan`.
+
+    As in the runtime, a call has control words of its own, and all calls of a stream share the partials.
+
+    Parameters
+    ----------
+    overlap
+        Make every launch programmatic whose program offers it, as `overlap` of the runtime's functions does.
+
+    Raises
+    ------
+    Fault, EmulationError
+        As `emulate_plan`.
+    """
+    for request, _ in calls:
+        if request.device.type != "cpu":
+            raise EmulationError(f"{request.stage}: the emulator works on CPU tensors; got {request.device}")
+    with torch.no_grad():
+        scratch = _Scratch([plan for _, plan in calls])
+        operands = [operand for request, _ in calls for operand in request.operands.values()]
+        space = AddressSpace([*((each.address, each.end - each.address) for each in operands), *scratch.spans])
+        buffers = [*_operand_buffers([request for request, _ in calls], space), *scratch.buffers(space)]
+    queue: list[QueuedLaunch] = []
+    for number, (request, plan) in enumerate(calls):
+        placed = {name: replace(each, address=space[each.address]) for name, each in request.operands.items()}
+        addresses = {name: each.address for name, each in placed.items()}
+        addresses |= {name: space[address] for name, address in scratch.addresses(number).items()}
+        context = _Call(registry, request, plan.device.arch, placed, addresses, options, on_progress)
+        for launch in plan.launches:
+            program = (load or load_program)(registry, launch.key, plan.device.arch)
+            queue.append(context.queue(launch, program, overlap))
+    stream = Stream(queue, buffers, Adversary(options.schedule, options.seed))
+    stream.run()
+    _check_outputs(buffers)
+    scratch.check()
+    return stream.reports()
+
+
+class _Scratch:
+    """What launches need beside their operands, and the runtime owns."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        words = [max(control_words(launch) for launch in plan.launches) for plan in plans]
+        elems = max(partials_elems(launch) for plan in plans for launch in plan.launches)
+        self._counters = [_aligned(count, np.int32) for count in words]
+        self._partials = _aligned(elems, np.float32)
+        self._partials.fill(np.nan)
+        self._record = _aligned(_RECORD_WORDS, np.uint64)
+        self._record[0] = _NEVER_NS
+
+    def addresses(self, call: int) -> dict[str, int]:
+        """Addresses by the names that `arg_plan` uses; 0 for what no launch needs."""
+        return {name: array.ctypes.data if array.size else 0 for name, array in self._arrays(self._counters[call])}
+
+    def _arrays(self, counters: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        yield "counters", counters
+        yield "partials", self._partials
+        yield "wait_record", self._record
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Address and bytes of every array."""
+        return [(array.ctypes.data, array.nbytes) for _, array in self._allocated()]
+
+    def _allocated(self) -> list[tuple[str, np.ndarray]]:
+        arrays = [("counters", counters) for counters in self._counters[1:]]
+        arrays += self._arrays(self._counters[0])
+        return [(name, array) for name, array in arrays if array.size]
+
+    def buffers(self, space: AddressSpace) -> list[Buffer]:
+        """As allocations; the partials of a segment come from one CTA."""
+        return [
+            Buffer(name, space[host := array.ctypes.data], array.nbytes, output=name == "partials", host=host)
+            for name, array in self._allocated()
+        ]
+
+    def check(self) -> None:
+        """Refuse control words that a launch did not leave at zero."""
+        for counters in self._counters:
+            if counters.any():
+                raise Fault("output", f"control words are {counters.tolist()} after the launch; each leaves them at 0")
+
+
+def _aligned(count: int, dtype: type) -> np.ndarray:
+    size = count * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    return raw[start : start + size].view(dtype)
+
+
+def _operand_buffers(requests: Sequence[Request], space: AddressSpace) -> list[Buffer]:
+    """One allocation a matrix: what one call writes and a later one reads is an output."""
+    buffers: dict[int, Buffer] = {}
+    for request in requests:
+        for name, operand in request.operands.items():
+            output = name in _OUTPUTS[request.stage]
+            if output or operand.address not in buffers:
+                buffers[operand.address] = _buffer(name, operand, output, space)
+    return list(buffers.values())
+
+
+def _buffer(name: str, operand: Operand, output: bool, space: AddressSpace) -> Buffer:
+    size = operand.element_bytes
+    plane = operand.partial_stride * size
+    return Buffer(
+        name,
+        space[operand.address],
+        operand.span_elems * size,
+        row_bytes=operand.cols * size,
+        pitch_bytes=operand.pitch * size,
+        plane_bytes=plane if plane >= operand.rows * operand.pitch * size else 0,
+        output=output,
+        read_only=not output,
+        host=operand.address,
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What all launches of one call share; operands and addresses as programs see them."""
+
+    registry: Registry
+    request: Request
+    arch: str
+    operands: dict[str, Operand]
+    addresses: dict[str, int]
+    options: Options
+    on_progress: Callable[[int, int], None]
+
+    def queue(self, launch: Launch, program: Program, overlap: bool) -> QueuedLaunch:
+        """A launch with its arguments bound."""
+        record = self.registry.program(launch.key)
+        model = self.registry.model.for_family(architecture(self.arch).family)
+        attributes, own = decide_overlap(launch, record.launch, model, overlap)
+        parameters = run_parameters(self.request) | own
+        arguments = bind_arguments(record, self.operands, self.addresses, parameters)
+
+        def make(memory: GlobalMemory) -> Machine:
+            shape, names = launch_shape(record, launch), barrier_names(record)
+            values = [argument.value for argument in arguments]
+            return self.options.build_machine(program, memory, shape, values, names, launch.key, self.on_progress)
+
+        return QueuedLaunch(launch.key, attributes.programmatic, make)
+
+
+def launch_shape(record: ProgramRecord, launch: Launch) -> LaunchShape:
+    """A launch's shape from its registry record and its plan."""
+    attributes = record.launch
+    return LaunchShape(
+        launch.grid_ctas,
+        attributes.block,
+        attributes.cluster,
+        attributes.dynamic_smem_bytes,
+        attributes.cooperative,
+    )
+
+
+def barrier_names(record: ProgramRecord) -> dict[int, str]:
+    """Offset in dynamic shared memory -> `stage_full[2]`, from the order in the registry's record."""
+    names = [f"{name}[{i}]" if count > 1 else name for name, count in record.barriers for i in range(count)]
+    return {8 * index: name for index, name in enumerate(names)}
+
+
+def load_program(registry: Registry, key: str, arch: str, compile_flags: tuple[str, ...] = ()) -> Program:
+    """The translated program of a key, compiled by NVRTC with line information; remembered by what it is made of."""
+    return _translated(request_for(registry, key, arch, (*_FLAGS, *compile_flags)))
+
+
+@functools.lru_cache(maxsize=64)
+def _translated(request: CompileRequest) -> Program:
+    return program_of(compile_ptx(request), request.kernel_symbol)
+
+
+def program_of(ptx: str, symbol: str) -> Program:
+    """A program from PTX text; every block is translated, so that an unknown instruction is found here.
+
+    Raises
+    ------
+    EmulationError
+        The text holds something that is not modelled.
+    """
+    program = Program(parse_kernel(ptx, symbol))
+    program.translate_all()
+    return program
+
+
+def _check_outputs(buffers: list[Buffer]) -> None:
+    for buffer in buffers:
+        if buffer.output and buffer.name != "partials" and (missing := buffer.unwritten_bytes()):
+            raise Fault("output", f"{missing} bytes of {buffer.name} were never written")

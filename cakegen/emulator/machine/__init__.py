@@ -1,0 +1,1 @@
+"""The machine: memory, warps, CTAs, and the schedule that an adversary makes."""

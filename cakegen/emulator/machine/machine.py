@@ -1,0 +1,358 @@
+"""The machine: ready warps, pending operations, and the step in which the adversary chooses.
+
+Imports the rest of the package up to `synchronise`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine import reports, synchronise
+from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.memory import PARAM_WINDOW, SHARED_START, GlobalMemory
+from cakegen.emulator.machine.residency import LaunchShape, Prerequisite, Residency
+from cakegen.emulator.machine.warp import Strand, Warp
+from cakegen.emulator.order.clocks import Clocks
+from cakegen.emulator.text.expressions import BANK_TYPES
+from cakegen.emulator.text.ptx import Immediate, Kernel, Register
+from cakegen.emulator.text.translate import EXIT, Program, needs_convergence
+from cakegen.emulator.units.tcgen05.issue import TensorUnit
+from cakegen.emulator.units.tensor_core import multiply_add_hopper
+from cakegen.emulator.units.tma.copies import Pending
+from cakegen.emulator.units.tma.tensor_view import MapRecord, TensorView, view_tensor
+from cakegen.emulator.units.wgmma.issue import Product, WgmmaUnit
+from cakegen.emulator.units.wgmma.operands import TileTable
+from cakegen.errors import EmulationError
+
+Array = NDArray[Any]
+
+_BLOCKS_A_TURN = 4096
+_NS_A_READ = 8
+MAP_BYTES = 128
+
+
+@dataclass(eq=False)
+class Machine:
+    """One launch of one program.
+
+    Parameters
+    ----------
+    values
+        Kernel arguments in the order of its parameters: a tensor map's record, an address or an integer, or the bytes
+        of any other value.
+    barrier_names
+        Offset in dynamic shared memory -> name.
+    multiply_add
+        The tensor core's arithmetic.
+    name
+        What reports call the launch.
+    instruction_limit
+        Warp-instructions after which the launch counts as one that never ends.
+    checks
+        Whether the order of accesses is checked (races, proxies).
+    strict_tensor_order
+        Whether tcgen05 instructions are ordered only where PTX ISA 9.7.16.6 says so; else one thread's mmas are too.
+    strict_scopes
+        Whether a write needs scopes that hold both threads to come behind a read; else any arrival and wait will do.
+    """
+
+    program: Program
+    memory: GlobalMemory
+    shape: LaunchShape
+    values: Sequence[MapRecord | int | bytes]
+    adversary: Adversary = field(default_factory=Adversary)
+    barrier_names: Mapping[int, str] = field(default_factory=dict)
+    multiply_add: Callable[[Array, Array, Array], Array] = multiply_add_hopper
+    instruction_limit: int = 2_000_000_000
+    checks: bool = True
+    strict_tensor_order: bool = True
+    strict_scopes: bool = False
+    on_retire: Callable[[int, int], None] = lambda done, total: None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        kernel = self.kernel
+        self.grid, self.block, self.cluster = self.shape.grid, self.shape.block, self.shape.cluster
+        self.shape.check(kernel.name, kernel.cluster)
+        if len(self.values) != len(kernel.parameters):
+            raise EmulationError(
+                f"{kernel.name} has {len(kernel.parameters)} parameters; got {len(self.values)} values"
+            )
+        self.instructions_run = 0
+        self.time_ns = 1
+        self.ready: list[Warp] = []
+        self.pending: list[Pending] = []
+        self.watched: dict[int, list[Strand]] = {}
+        self.elect_salt = self.adversary.elect_salt()
+        self.tiles = TileTable()
+        self.tensor = TensorUnit(self.strict_tensor_order)
+        self._parameters: dict[tuple[int, str], Array] = {}
+        self._views: dict[int, TensorView] = {}
+        self._maps: dict[int, MapRecord] = {}
+        self._block = self._pack_parameters()
+        self._converging = frozenset(i for i, each in enumerate(kernel.instructions) if needs_convergence(each))
+        self._fresh = [np.full(32, 0xA5A5A5A5, "u4").astype(BANK_TYPES[bank]) for bank in kernel.banks]
+        self._lay_out_shared()
+        self.clocks = self._watch_memory() if self.checks else None
+        self.prerequisite = Prerequisite()
+        limit = self.adversary.residency(self.shape.clusters, self.shape.cooperative)
+        self.residency = Residency(self, limit)
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel's records."""
+        return self.program.kernel
+
+    def fresh_registers(self) -> list[Any]:
+        """A warp's registers at its start: poison."""
+        return list(self._fresh)
+
+    def _lay_out_shared(self) -> None:
+        end, self.shared_symbols, dynamic = SHARED_START, {}, []
+        for variable in self.kernel.shared:
+            end = -(-end // variable.align) * variable.align
+            if variable.num_bytes:
+                self.shared_symbols[variable.name] = end
+                end += variable.num_bytes
+            else:
+                dynamic.append(variable)
+        for variable in dynamic:
+            end = -(-end // variable.align) * variable.align
+            self.shared_symbols[variable.name] = end
+        self.dynamic_start = end
+        self.shared_end = end + self.shape.dynamic_smem_bytes
+
+    def _watch_memory(self) -> Clocks:
+        # Each launch has clocks of its own: it sees all that was complete before it started, or behind its
+        # `griddepcontrol.wait`; what launches side by side may touch of each other is `overlap`'s to check.
+        clocks = Clocks(self.kernel.instructions, self.strict_scopes)
+        for buffer in self.memory.buffers:
+            if not buffer.read_only:
+                clocks.watch(buffer, buffer.num_bytes, buffer.place)
+        return clocks
+
+    def _pack_parameters(self) -> bytes:
+        block = bytearray()
+        for parameter, value in zip(self.kernel.parameters, self.values, strict=True):
+            block.extend(bytes(parameter.offset - len(block)))
+            size = parameter.num_bytes
+            if isinstance(value, int):
+                value = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+            elif not isinstance(value, bytes):
+                self._maps[parameter.offset] = value
+                value = bytes(MAP_BYTES)
+            if len(value) != size:
+                raise EmulationError(
+                    f"{self.kernel.name}: parameter {parameter.name} has {size} bytes; its value has {len(value)}"
+                )
+            block.extend(value)
+        return bytes(block)
+
+    # ---- what instructions ask for ----
+
+    def parameter(self, offset: int, kind: str) -> Array:
+        """A kernel parameter as 32 equal lanes."""
+        key = (offset, kind)
+        if key not in self._parameters:
+            end = offset + int(kind[1])
+            if end > len(self._block) or any(at < end and offset < at + MAP_BYTES for at in self._maps):
+                raise EmulationError(
+                    f"parameter byte {offset} is read as a number; it is a tensor map, or none is there"
+                )
+            self._parameters[key] = np.repeat(np.frombuffer(self._block[offset:end], kind), 32)
+        return self._parameters[key]
+
+    def tensor_view(self, offset: int) -> TensorView:
+        """The tensor map at an offset of the parameter block."""
+        if offset not in self._views:
+            record = self._maps.get(offset)
+            if record is None:
+                where = f"parameter byte {offset}" if offset >= 0 else f"generic address {offset + PARAM_WINDOW:#x}"
+                raise Fault("descriptor", f"{where} is no tensor map of the kernel's parameters (cvta.param)")
+            self._views[offset] = view_tensor(record, self.memory)
+        return self._views[offset]
+
+    def read_clock(self) -> int:
+        """Modelled time in ns."""
+        self.time_ns += _NS_A_READ
+        return self.time_ns
+
+    def issue(self, operation: Pending) -> None:
+        """Something asynchronous begins; the adversary says when it happens."""
+        if self.adversary.at_issue:
+            self.land(operation)
+        else:
+            self.pending.append(operation)
+
+    def land(self, operation: Pending) -> None:
+        """Something that was issued happens."""
+        operation.complete()
+
+    def schedule_product(self, unit: WgmmaUnit, product: Product) -> None:
+        """A wgmma was issued."""
+        if self.adversary.product_at_issue():
+            unit.execute(product)
+
+    def note_tensor_work(self, name: str, columns: int) -> None:
+        """Something was issued to a CTA's tensor core: for machines that look on."""
+
+    def wake(self, waiters: list[Strand]) -> None:
+        """Let parked strands try again."""
+        for strand in waiters:
+            strand.waits_for = None
+            self.make_ready(strand.warp)
+        waiters.clear()
+
+    def touch(self, addresses: Array) -> None:
+        """Global words were written: wake who polls them."""
+        for address in {int(address) & ~7 for address in addresses} & set(self.watched):
+            self.wake(self.watched.pop(address))
+
+    def make_ready(self, warp: Warp) -> None:
+        """Queue a warp, unless it is."""
+        if not warp.queued and not warp.done:
+            warp.queued = True
+            self.ready.append(warp)
+
+    # ---- the loop ----
+
+    def run(self) -> None:
+        """Run the launch alone, to its end.
+
+        Raises
+        ------
+        Fault
+            The program did something undefined, or can't go on.
+        EmulationError
+            It uses something that is not modelled.
+        """
+        with np.errstate(all="ignore"):
+            while not self.ended:
+                if not self.can_step():
+                    raise reports.deadlock([self])
+                self.step()
+
+    @property
+    def ended(self) -> bool:
+        """Every CTA has exited, and what was on its way then has arrived."""
+        return not self.pending and self.residency.ended
+
+    def can_step(self) -> bool:
+        """Whether a warp can go on, or something that was issued can happen."""
+        self.residency.fill()
+        return bool(self.ready or self.pending)
+
+    def step(self) -> None:
+        """Let the adversary choose one warp, or one operation that was issued; it must be there (`can_step`).
+
+        Raises
+        ------
+        Fault, EmulationError
+            As `run`.
+        """
+        self._step()
+        self.residency.retire()
+
+    def _step(self) -> None:
+        lands, index = self.adversary.choose(self.ready, len(self.pending))
+        if lands:
+            operation = self.pending.pop(index)
+            try:
+                self.land(operation)
+            except Fault as fault:
+                raise (fault.at(operation.where) if operation.where else fault) from None
+            return
+        warp = self.ready[index]
+        self._turn(warp)
+        if self.instructions_run > self.instruction_limit:
+            raise Fault("deadlock", f"the launch still runs after {self.instructions_run} warp-instructions")
+        if self._runnable(warp) is None:
+            # others may have become ready behind it
+            self.ready[index] = self.ready[-1]
+            self.ready.pop()
+            warp.queued = False
+            if warp.done:
+                self.residency.finish_warp(warp)
+            elif all(strand.waits_for is None for strand in warp.strands):
+                raise reports.divergence(warp, self.kernel)
+
+    def _turn(self, warp: Warp) -> None:
+        """Run one warp up to its next stop."""
+        for _ in range(_BLOCKS_A_TURN):
+            strand = self._runnable(warp)
+            if strand is None:
+                return
+            pc = strand.pc
+            if pc in self.program.stops:
+                self._stop(warp, strand, pc)
+                return
+            divergent = not strand.whole
+            block = self.program.block(pc, divergent)
+            self.instructions_run += block.count
+            try:
+                result = block.run(warp, warp.registers, strand.mask) if divergent else block.run(warp, warp.registers)
+            except (Fault, EmulationError) as error:
+                index = block.lines[reports.line_in_block(error) - 2]
+                raise self._locate(error, warp, strand, index) from None
+            self._follow(warp, strand, result)
+
+    def _follow(self, warp: Warp, strand: Strand, result: Any) -> None:
+        if isinstance(result, tuple):
+            taken, target, otherwise = result
+            rest = Strand(warp, strand.mask & ~taken, otherwise)
+            strand.mask = strand.mask & taken
+            strand.pc = target
+            warp.strands.append(rest)
+        else:
+            strand.pc = result
+        if strand.pc == EXIT or len(warp.strands) > 1:
+            warp.strands = [each for each in warp.strands if each.pc != EXIT]
+
+    def _stop(self, warp: Warp, strand: Strand, pc: int) -> None:
+        self.instructions_run += 1
+        instruction = self.kernel.instructions[pc]
+        where = Where(instruction, warp.cta.index, warp.index, strand.lanes())
+        try:
+            synchronise.execute(self, strand, instruction, where)
+        except (Fault, EmulationError) as error:
+            raise self._locate(error, warp, strand, pc) from None
+
+    def _locate(self, error: EmulationError, warp: Warp, strand: Strand, index: int) -> EmulationError:
+        where = Where(self.kernel.instructions[index], warp.cta.index, warp.index, strand.lanes())
+        return error.at(where) if isinstance(error, Fault) else EmulationError(f"{error}\n  at {where}")
+
+    def _runnable(self, warp: Warp) -> Strand | None:
+        """The strand that is furthest behind, of those that can go on."""
+        strands = warp.strands
+        if len(strands) == 1 and strands[0].waits_for is None and strands[0].whole:
+            return strands[0]
+        warp.merge()
+        best = None
+        for strand in warp.strands:
+            if strand.waits_for is None and (best is None or strand.pc < best.pc) and self._together(strand):
+                best = strand
+        return best
+
+    def _together(self, strand: Strand) -> bool:
+        """Whether the lanes that an instruction wants are all there."""
+        if strand.pc not in self._converging:
+            return True
+        wanted = strand.warp.live_lanes()
+        instruction = self.kernel.instructions[strand.pc]
+        if "aligned" not in instruction.parts and instruction.root != "barrier" and instruction.operands:
+            members = instruction.operands[-1]
+            if instruction.root in ("shfl", "vote", "elect") or instruction.parts[1:2] == ("warp",):
+                wanted = wanted & self._member_lanes(members, strand)
+        return not np.count_nonzero(wanted & ~strand.mask)
+
+    def _member_lanes(self, operand: Any, strand: Strand) -> Array:
+        value = operand.value if isinstance(operand, Immediate) else 0xFFFFFFFF
+        if isinstance(operand, Register):
+            value = int(np.bitwise_or.reduce(strand.warp.registers[operand.index][strand.mask]))
+        return (value >> np.arange(32) & 1).astype(np.bool_)

@@ -1,0 +1,267 @@
+"""Instructions through which warps meet, and accesses that others watch. Imports asynchronous, operands, barriers, ptx.
+
+`execute` runs one for a strand: the strand goes on behind it, or parks until somebody wakes it. A parked wait tries
+again from the instruction; a barrier that was arrived at is passed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
+from cakegen.emulator.order.vector_clock import SCOPES
+from cakegen.emulator.text.ptx import Instruction, Operand, Vector
+from cakegen.emulator.units.barriers import CountedBarrier
+from cakegen.emulator.units.launch_control import run_launch_control
+from cakegen.emulator.units.tcgen05.dispatch import run_tcgen05
+from cakegen.emulator.units.tma.asynchronous import run_copy, run_mbarrier, run_store_async
+from cakegen.emulator.units.tma.bulk_stores import run_bulk_group
+
+if TYPE_CHECKING:
+    from cakegen.emulator.machine.machine import Machine
+    from cakegen.emulator.machine.warp import Strand, Warp
+
+Array = NDArray[Any]
+
+_RELEASING = {"bar", "barrier", "atom", "red", "st"}
+# After these, tcgen05 needs its fence::after_thread_sync.
+_WAITING = {"bar", "barrier", "mbarrier", "ld"}
+_SENDING = {"arrive", "init", "inval", "expect_tx", "complete_tx"}
+_BULK_GROUPS = {"bulk_group", "commit_group", "wait_group"}
+_ATOMS = {"add", "inc", "cas", "exch", "min", "max", "and", "or", "xor"}
+
+
+def execute(machine: Machine, strand: Strand, instruction: Instruction, where: Where) -> None:
+    """Run one such instruction for the strand's lanes.
+
+    Raises
+    ------
+    Fault
+        It does something undefined.
+    EmulationError
+        Its form is not modelled.
+    """
+    active = active_lanes(strand, instruction)
+    strand.pc += 1
+    if not np.count_nonzero(active):
+        return
+    root = instruction.root
+    if root in _RELEASING and "relaxed" not in instruction.parts:
+        strand.warp.release()
+    if root in _WAITING and not _SENDING & set(instruction.parts):
+        strand.warp.tensor.unfenced = True
+    if root == "bar":
+        _named_barrier(machine, strand, instruction)
+    elif root == "barrier":
+        _cluster_barrier(machine, strand, instruction)
+    elif root == "mbarrier":
+        run_mbarrier(machine, strand, instruction, active, where)
+    elif root == "cp" and _BULK_GROUPS & set(instruction.parts):
+        run_bulk_group(machine, strand, instruction, active, where)
+    elif root == "cp":
+        run_copy(machine, strand, instruction, active, where)
+    elif instruction.parts[:2] == ("st", "async"):
+        run_store_async(machine, strand, instruction, active, where)
+    elif root in ("atom", "red"):
+        _atomic(machine, strand, instruction, active)
+    elif root in ("ld", "st"):
+        _strong_access(machine, strand, instruction, active)
+    elif root == "clusterlaunchcontrol":
+        run_launch_control(machine, strand, instruction, active, where)
+    elif root == "tcgen05":
+        run_tcgen05(machine, strand, instruction, active, where)
+    elif root == "griddepcontrol":
+        _grid_dependency(machine, strand, instruction)
+    elif root == "trap":
+        raise Fault("trap", f"the program gave up after {machine.time_ns} ns of modelled time")
+    else:
+        raise refused(instruction)
+
+
+def _named_barrier(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    what = instruction.parts[1]
+    if what not in ("sync", "arrive") or instruction.guard is not None:
+        raise refused(instruction)
+    cta = strand.warp.cta
+    number = _same_of(strand, instruction.operands[0], "the number of a barrier")
+    total = 0
+    if len(instruction.operands) > 1:
+        total = _same_of(strand, instruction.operands[1], "the threads of a barrier")
+        if total == 0 or total % 32:
+            raise Fault("barrier", f"bar {number} for {total} threads; a multiple of 32 is needed")
+    if number > 15:
+        raise Fault("barrier", f"bar {number}; a CTA has barriers 0 to 15")
+    barrier = cta.named.setdefault(number, CountedBarrier(f"bar {number}"))
+    _gather(barrier, strand.warp)
+    complete = barrier.arrive(strand.warp, 32, total) or barrier.complete_if_all(cta.live_warps())
+    if complete:
+        if what == "sync":
+            _join(strand.warp, barrier)
+        pass_barrier(machine, barrier)
+    elif what == "sync":
+        park(strand, barrier.waiters, barrier)
+
+
+def _same_of(strand: Strand, operand: Operand, what: str) -> int:
+    """What all lanes of a strand must agree on."""
+    lanes = read_lanes(strand, operand, "u4")[strand.mask]
+    if (lanes != lanes[0]).any():
+        raise Fault("divergence", f"the lanes of a warp disagree on {what}: {lanes.tolist()}")
+    return int(lanes[0])
+
+
+def _gather(barrier: CountedBarrier, warp: Warp) -> None:
+    """What the arriving warp knows goes into the barrier."""
+    if warp.thread is not None:
+        barrier.gathered = warp.thread.leave(barrier.gathered)
+
+
+def _join(warp: Warp, barrier: CountedBarrier) -> None:
+    """What all that arrived knew is known to a warp that passes."""
+    if warp.thread is not None and barrier.passed is not None:
+        warp.thread.join(barrier.passed)
+
+
+def pass_barrier(machine: Machine, barrier: CountedBarrier) -> None:
+    """A barrier is complete: who is parked at it goes on."""
+    for strand in barrier.waiters:
+        _join(strand.warp, barrier)
+    machine.wake(barrier.waiters)
+
+
+def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    parts = instruction.parts
+    if parts[1] != "cluster" or parts[2] not in ("arrive", "wait") or instruction.guard is not None:
+        raise refused(instruction)
+    warp = strand.warp
+    cluster = warp.cta.cluster
+    barrier = cluster.barrier
+    if instruction.parts[2] == "arrive":
+        if warp.cluster_ticket >= 0:
+            raise Fault("barrier", "barrier.cluster.arrive twice without a wait between")
+        warp.cluster_ticket = barrier.generation
+        if "relaxed" not in instruction.parts:
+            _gather(barrier, warp)
+        elif warp.thread is not None:
+            barrier.gathered = warp.thread.leave_initialised(barrier.gathered)
+        barrier.arrive(warp, 32, 0)
+        if barrier.complete_if_all(cluster.live_warps()):
+            machine.wake(barrier.waiters)
+        return
+    if warp.cluster_ticket < 0:
+        raise Fault("barrier", "barrier.cluster.wait without an arrive")
+    if barrier.generation == warp.cluster_ticket:
+        strand.pc -= 1
+        park(strand, barrier.waiters, barrier)
+    else:
+        warp.cluster_ticket = -1
+        _join(warp, barrier)
+
+
+def _grid_dependency(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+    """PTX ISA 9.7.13.13. The trigger makes nothing visible; behind the wait, all of the launch before is."""
+    what = instruction.parts[1]
+    prerequisite = machine.prerequisite
+    if what == "launch_dependents":
+        machine.residency.trigger(strand.warp.cta)
+    elif what != "wait":
+        raise refused(instruction)
+    elif not prerequisite.complete:
+        strand.pc -= 1
+        park(strand, prerequisite.waiters, prerequisite)
+
+
+def _combine(operation: str, old: int, b: int, c: int) -> int:
+    """PTX ISA 9.7.13.5; unsigned."""
+    if operation == "cas":
+        return c if old == b else old
+    if operation == "inc":
+        return 0 if old >= b else old + 1
+    table = {"add": old + b, "exch": b, "min": min(old, b), "max": max(old, b)}
+    return (table | {"and": old & b, "or": old | b, "xor": old ^ b})[operation]
+
+
+def _strong_scope(parts: tuple[str, ...]) -> int:
+    """The scope of a strong access; of an atomic without one, the GPU."""
+    return next((SCOPES[part] for part in parts if part in SCOPES), SCOPES["gpu"])
+
+
+def _atomic(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+    operation = next((part for part in instruction.parts if part in _ATOMS), None)
+    kind = instruction.parts[-1]
+    if operation is None or kind not in ("u32", "b32", "u64", "b64") or "global" not in instruction.parts:
+        raise refused(instruction)
+    width = int(kind[1:]) // 8
+    operands = instruction.operands[1:] if instruction.root == "atom" else instruction.operands
+    address = read_address(strand, operands[0], "u8")
+    values = [read_lanes(strand, operand, f"u{width}") for operand in operands[1:]]
+    old = np.zeros(32, f"u{width}")
+    parts = instruction.parts
+    thread = strand.warp.thread
+    acquires, releases = bool({"acquire", "acq_rel"} & set(parts)), bool({"release", "acq_rel"} & set(parts))
+    # the read of a `red` acquires nothing (PTX ISA 8.8)
+    reader = thread if instruction.root == "atom" else None
+    place = (strand.pc - 1, active, _strong_scope(parts))
+    for lane in np.flatnonzero(active):
+        at = address[lane : lane + 1]
+        before = int(
+            machine.memory.load(at, width, reader and reader.at(*place, orders=acquires)).view(f"u{width}")[0, 0]
+        )
+        b, c = (int(values[i][lane]) if i < len(values) else 0 for i in (0, 1))
+        after = _combine(operation, before, b, c) & ((1 << 8 * width) - 1)
+        row = np.array([[after]], f"u{width}").view(np.uint8)
+        thread = thread and thread.at(*place, orders=releases, chained=True)
+        machine.memory.store(at, row, strand.warp.cta.index, thread)
+        old[lane] = before
+        machine.touch(at)
+    if instruction.root == "atom":
+        write_lanes(strand, instruction.operands[0], active, old)
+
+
+def _strong_access(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+    """`ld.acquire`, `ld.relaxed`, `st.release`, `st.relaxed`: loads of one word, stores of a vector, too.
+
+    A load that finds again what the same lanes found at the same instruction is a poll: it parks until the word is
+    written. A vector is aligned to its size (PTX ISA 6.4.1.3), and stored as its elements would be (9.7.9.12).
+    """
+    kind = instruction.parts[-1]
+    if "global" not in instruction.parts or kind not in ("u32", "b32", "u64", "b64"):
+        raise refused(instruction)
+    width = int(kind[1:]) // 8
+    thread = strand.warp.thread
+    place = (strand.pc - 1, active, _strong_scope(instruction.parts))
+    if instruction.root == "st":
+        address, value = instruction.operands
+        at = read_address(strand, address, "u8")[active]
+        words = value.items if isinstance(value, Vector) else (value,)
+        values = np.stack([read_lanes(strand, word, f"u{width}")[active] for word in words], axis=1)
+        rows = values.view(np.uint8).reshape(-1, len(words) * width)
+        thread = thread and thread.at(*place, orders="release" in instruction.parts)
+        machine.memory.store(at, rows, strand.warp.cta.index, thread)
+        machine.touch((at[:, None] + np.arange(0, rows.shape[1], width, dtype=np.uint64)).ravel())
+        return
+    target, address = instruction.operands
+    at = read_address(strand, address, "u8")[active]
+    thread = thread and thread.at(*place, orders="acquire" in instruction.parts)
+    rows = machine.memory.load(at, width, thread)
+    poll = (strand.pc, int(at[0]), rows.tobytes())
+    word = int(at[0]) & ~7
+    if poll == strand.last_poll and (at == at[0]).all():
+        strand.pc -= 1
+        found = int.from_bytes(rows[0].tobytes(), "little")
+        park(strand, machine.watched.setdefault(word, []), f"a change of {_named(machine, at)} from {found}")
+        strand.last_poll = None
+        return
+    strand.last_poll = poll
+    values = np.zeros(32, f"u{width}")
+    values[active] = rows.view(f"u{width}")[:, 0]
+    write_lanes(strand, target, active, values)
+
+
+def _named(machine: Machine, at: Array) -> str:
+    buffer, offsets = machine.memory.find(at[:1], 4, "poll")
+    return f"{buffer.name} + {int(offsets[0])}"

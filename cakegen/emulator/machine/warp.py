@@ -1,0 +1,279 @@
+"""Warps, CTAs and clusters as state. Imports numpy, barriers, faults, memory and wgmma.
+
+A warp's lanes run in strands: lanes at one instruction. Strands that meet become one again; the one that is furthest
+behind runs first, so that lanes reconverge where their paths do. An instruction that wants the whole warp waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Fault, lanes_text
+from cakegen.emulator.machine.adversary import MAX_WARPS
+from cakegen.emulator.machine.memory import SHARED_START, GlobalMemory, SharedMemory
+from cakegen.emulator.order.vector_clock import Position, Released
+from cakegen.emulator.units.barriers import BarrierOrder, CountedBarrier, MBarrier
+from cakegen.emulator.units.tcgen05.tensor_memory import TensorMemory, TensorTraffic
+from cakegen.emulator.units.tma.copies import RemoteArrival, barrier_at
+from cakegen.emulator.units.wgmma.issue import WgmmaUnit
+from cakegen.errors import EmulationError
+
+if TYPE_CHECKING:
+    from cakegen.emulator.machine.machine import Machine
+    from cakegen.emulator.order.thread import Thread
+    from cakegen.emulator.units.tma.bulk_stores import BulkQueue
+
+Lanes = NDArray[Any]
+_ALL = b"\x01" * 32
+
+
+@dataclass(eq=False)
+class Strand:
+    """Lanes of a warp at one instruction. `waits_for` is what keeps them from going on."""
+
+    warp: Warp
+    mask: NDArray[np.bool_]
+    pc: int
+    waits_for: object = None
+    last_poll: tuple[int, int, bytes] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """All 32 lanes."""
+        # for 32 lanes, bytes compare ten times as fast as numpy reduces
+        return self.mask.tobytes() == _ALL
+
+    def lanes(self) -> str:
+        """Its lanes in words."""
+        return _lanes_of(self.mask.tobytes())
+
+
+@functools.lru_cache(maxsize=1024)
+def _lanes_of(mask: bytes) -> str:
+    return lanes_text([lane for lane, is_active in enumerate(mask) if is_active])
+
+
+class Warp:
+    """One warp: registers of 32 lanes, and its strands."""
+
+    def __init__(self, machine: Machine, cta: Cta, index: int, registers: list[Any], mask: NDArray[np.bool_]) -> None:
+        self.machine = machine
+        self.memory: GlobalMemory = machine.memory
+        self.cta = cta
+        self.index = index
+        self.registers = registers
+        self.strands = [Strand(self, mask, 0)]
+        self.wgmma = WgmmaUnit(self)
+        self.tensor = TensorTraffic()
+        self.bulk: dict[int, BulkQueue] = {}
+        self.number = cta.index * MAX_WARPS + index
+        self.queued = False
+        self.remote_arrivals: list[RemoteArrival] = []
+        self.cluster_ticket = -1
+        self.thread: Thread | None = None
+        self._specials: dict[str, Lanes] = {}
+
+    @property
+    def done(self) -> bool:
+        """All lanes have exited."""
+        return not self.strands
+
+    def at(self, index: int, lanes: NDArray[np.bool_] | None, strong: int = -1) -> Thread | None:
+        """Its thread, about to touch memory; None where the order of accesses is not checked."""
+        return None if self.thread is None else self.thread.at(index, lanes, strong)
+
+    def sync_lanes(self, lanes: NDArray[np.bool_] | None) -> None:
+        """`bar.warp.sync`."""
+        if self.thread is not None:
+            self.thread.sync_lanes(lanes)
+
+    def release(self) -> None:
+        """What was sent to other CTAs arrives before what is released now."""
+        if self.remote_arrivals:
+            self.remote_arrivals[-1].complete()
+
+    def live_lanes(self) -> NDArray[np.bool_]:
+        """Lanes that have not exited."""
+        mask = np.zeros(32, np.bool_)
+        for strand in self.strands:
+            mask |= strand.mask
+        return mask
+
+    def merge(self) -> None:
+        """Join strands that stand at one instruction and wait for nothing."""
+        if len(self.strands) < 2:
+            return
+        at: dict[int, Strand] = {}
+        kept = []
+        for strand in self.strands:
+            other = at.get(strand.pc) if strand.waits_for is None else None
+            if other is not None:
+                other.mask = other.mask | strand.mask
+                other.last_poll = None
+                continue
+            if strand.waits_for is None:
+                at[strand.pc] = strand
+            kept.append(strand)
+        self.strands = kept
+
+    def special(self, name: str) -> Lanes:
+        """A special register, as u32."""
+        if name not in self._specials:
+            self._specials[name] = self._read_special(name)
+        return self._specials[name]
+
+    def _read_special(self, name: str) -> Lanes:
+        lane = np.arange(32, dtype=np.uint32)
+        thread = np.uint32(32 * self.index) + lane
+        x, y, _ = self.machine.block
+        axis = {"x": 0, "y": 1, "z": 2}.get(name[-1], 0)
+        values: dict[str, Any] = {
+            "tid.x": thread % np.uint32(x),
+            "tid.y": thread // np.uint32(x) % np.uint32(y),
+            "tid.z": thread // np.uint32(x * y),
+            "laneid": lane,
+            "warpid": self.index,
+            "cluster_ctarank": self.cta.shared.rank,
+            "cluster_nctarank": len(self.cta.cluster.ctas),
+        }
+        for prefix, triple in (
+            ("ntid", self.machine.block),
+            ("ctaid", self.cta.coordinates),
+            ("nctaid", self.machine.grid),
+            ("cluster_ctaid", self.cta.cluster_coordinates),
+            ("cluster_nctaid", self.machine.cluster),
+        ):
+            if name == f"{prefix}.{name[-1]}":
+                values[name] = triple[axis]
+        if name not in values:
+            raise EmulationError(f"special register %{name} is not modelled")
+        return np.broadcast_to(np.asarray(values[name], np.uint32), (32,)).copy()
+
+    def clock(self) -> Lanes:
+        """`%globaltimer`: the machine's modelled time in ns."""
+        return np.full(32, self.machine.read_clock(), np.uint64)
+
+    def symbol(self, name: str) -> Lanes:
+        """Shared-window address of a variable, with the CTA's rank."""
+        offset = self.machine.shared_symbols[name]
+        return np.full(32, offset | self.cta.shared.rank << 24, np.uint32)
+
+    def parameter(self, offset: int, kind: str) -> Lanes:
+        """A kernel parameter."""
+        return self.machine.parameter(offset, kind)
+
+
+@dataclass(eq=False)
+class Cta:
+    """One CTA: its shared memory, barriers and warps."""
+
+    index: int
+    coordinates: tuple[int, int, int]
+    cluster_coordinates: tuple[int, int, int]
+    cluster: Cluster
+    shared: SharedMemory
+    machine: Machine
+    position: Position
+    warps: list[Warp] = field(default_factory=list)
+    named: dict[int, CountedBarrier] = field(default_factory=dict)
+    landings: int = 0
+    launches_refused: bool = False
+    _groups: dict[tuple[int, int], tuple[Any, int]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def tensor_memory(self) -> TensorMemory:
+        """Its tensor memory, made when it is first used."""
+        return TensorMemory()
+
+    def peer(self, rank: int) -> Cta:
+        """A CTA of the cluster by its rank."""
+        if rank >= len(self.cluster.ctas):
+            raise Fault("out-of-bounds", f"cluster rank {rank}; the cluster has {len(self.cluster.ctas)} CTAs")
+        return self.cluster.ctas[rank]
+
+    def live_warps(self) -> list[Warp]:
+        """Warps with lanes that have not exited."""
+        return [warp for warp in self.warps if not warp.done]
+
+    def barrier_name(self, offset: int) -> str:
+        """`stage_full[2]` where the program's record names it, else its offset."""
+        relative = offset - self.machine.dynamic_start
+        name = self.machine.barrier_names.get(relative)
+        return name if name else f"shared offset {offset - SHARED_START}"
+
+    def place(self, offset: int) -> str:
+        """What an offset of its shared memory is called."""
+        return f"shared offset {offset - SHARED_START} of CTA {self.index}"
+
+    def init_barrier(self, offset: int, count: int, thread: Thread | None) -> None:
+        """`mbarrier.init` by a thread."""
+        if offset in self.shared.barriers:
+            raise Fault("barrier", f"{self.shared.barriers[offset]} is initialised again while it lives")
+        self.shared.offsets(np.array([offset], np.uint32), 8, "mbarrier.init")
+        barrier = self.shared.barriers[offset] = MBarrier(self.barrier_name(offset), count)
+        if thread is not None:
+            slot = thread.clocks.add_unit(self.index)
+            barrier.order = BarrierOrder(slot, (thread.slot, thread.now), thread.lanes)
+        self.shared.valid[offset : offset + 8] = 0
+
+    def arrive(self, offset: int, count: int, tx_bytes: int = 0, released: Released | None = None) -> None:
+        """`mbarrier.arrive`, after expecting bytes; `released` reaches those who wait, who are threads of this CTA."""
+        self._refuse_exited()
+        barrier = barrier_at(self, offset)
+        if released is not None and barrier.order is not None:
+            barrier.order.arrivals.release(released.clock, released.position, released.scope, self.position)
+        if barrier.arrive(count, tx_bytes):
+            self.machine.wake(barrier.waiters)
+
+    def expect_bytes(self, offset: int, num_bytes: int) -> None:
+        """Bytes will land."""
+        barrier = barrier_at(self, offset)
+        if barrier.expect_bytes(num_bytes):
+            self.machine.wake(barrier.waiters)
+
+    def complete_bytes(self, offset: int, num_bytes: int) -> None:
+        """Bytes have landed."""
+        self._refuse_exited()
+        barrier = barrier_at(self, offset)
+        if barrier.complete_bytes(num_bytes):
+            self.machine.wake(barrier.waiters)
+
+    def _refuse_exited(self) -> None:
+        if self.shared.exited:
+            raise Fault("exit", f"an arrival at a barrier of CTA {self.index}, which has exited")
+
+    @property
+    def partial_warpgroups(self) -> list[tuple[int, int]]:
+        """(warpgroup, number of the wgmma) of those that some of its four warps have not issued."""
+        return list(self._groups)
+
+    def match_warpgroup(self, warp: Warp, number: int, what: Any) -> None:
+        """The four warps of a warpgroup must issue the same wgmmas with the same descriptors."""
+        key = (warp.index // 4, number)
+        first, count = self._groups.get(key, (what, 0))
+        if first != what:
+            raise Fault(
+                "descriptor",
+                f"wgmma number {number} of warp {warp.index} is at PTX line {what[0]} with operands {what[1:]}; "
+                f"another warp of its warpgroup issued line {first[0]} with {first[1:]}",
+            )
+        self._groups[key] = (first, count + 1)
+        if count == 3:
+            del self._groups[key]
+
+
+@dataclass(eq=False)
+class Cluster:
+    """CTAs that are resident together, and their barrier."""
+
+    ctas: list[Cta] = field(default_factory=list)
+    barrier: CountedBarrier = field(default_factory=lambda: CountedBarrier("barrier.cluster"))
+
+    def live_warps(self) -> list[Warp]:
+        """Warps of all CTAs with lanes that have not exited."""
+        return [warp for cta in self.ctas for warp in cta.live_warps()]

@@ -1,0 +1,1 @@
+"""The order of accesses: clocks, who touched what last, and what fences do."""

@@ -1,0 +1,1 @@
+"""PTX text, and what it is translated into."""

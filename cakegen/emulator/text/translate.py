@@ -1,0 +1,396 @@
+"""Kernel -> one Python function a basic block. Imports ptx, expressions, lane_ops and wgmma.
+
+A block's function takes a warp, its registers and, in the divergent variant, the active lanes; it returns the next
+instruction's index, or a split. Blocks end at branches, at labels, and before a *stop*: an instruction through which
+warps meet, which `synchronise` executes and at which the adversary may choose another warp.
+
+One line of a function is one instruction, so that a traceback's line says where a fault lies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cakegen.emulator.machine import lane_ops
+from cakegen.emulator.order.fences import decode_fence
+from cakegen.emulator.order.vector_clock import GPU
+from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, ExpressionWriter, environment
+from cakegen.emulator.text.ptx import (
+    Address,
+    Instruction,
+    Kernel,
+    Label,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Symbol,
+    Vector,
+)
+from cakegen.emulator.units.launch_control import query_text
+from cakegen.emulator.units.wgmma.issue import decode_wgmma
+from cakegen.errors import EmulationError
+
+EXIT = -1
+# Executed by `synchronise`: warps meet here, or asynchronous work begins.
+STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap", "tcgen05", "griddepcontrol"}
+STOPS |= {"clusterlaunchcontrol.try_cancel"}
+# No effect here: hints and register counts.
+_NO_EFFECT = {"setmaxnreg", "nanosleep", "prefetch"}
+_STRONG = {"acquire", "release", "relaxed"}
+# With them, what caches are told: hints (PTX ISA 9.7.9.1, 9.7.9.2).
+_LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L2::128B", "L2::256B"}
+_LD_MODIFIERS |= {"ca", "cg", "cs", "L1::evict_first", "L1::evict_last"}
+_ST_MODIFIERS = {"volatile", "weak", "L1::no_allocate", "L1::evict_first", "wb", "cg", "cs"}
+_VECTORS = {"v2", "v4", "v8"}
+_SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}
+
+Split = tuple[Any, int, int]
+BlockFunction = Callable[..., int | Split]
+
+
+@dataclass
+class Block:
+    """A translated basic block: its function, how many instructions it runs, and which line is which instruction."""
+
+    run: BlockFunction
+    count: int
+    lines: list[int]
+
+
+@dataclass(eq=False)
+class Program:
+    """A kernel with its blocks, translated when they are first reached; shared by all warps and launches."""
+
+    kernel: Kernel
+    writer: ExpressionWriter = field(init=False)
+    blocks: dict[tuple[int, bool], Block] = field(init=False, default_factory=dict)
+    scope: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.writer = ExpressionWriter(self.kernel)
+        self.scope = {**environment(), **lane_ops.environment(), "K": self.writer.constants, "I": {}}
+
+    @functools.cached_property
+    def stops(self) -> frozenset[int]:
+        """Instructions at which a block ends and `synchronise` takes over."""
+        return frozenset(i for i, each in enumerate(self.kernel.instructions) if is_stop(each))
+
+    @functools.cached_property
+    def accumulators(self) -> tuple[int, ...]:
+        """Registers that hold sums of wgmmas, and those that are moved into them."""
+        instructions = self.kernel.instructions
+        forms = [decode_wgmma(each) for each in instructions if each.parts[:2] == ("wgmma", "mma_async")]
+        held = {index for form in forms for index in form.registers}
+        for each in instructions:
+            if each.root == "mov" and len(each.operands) == 2:
+                target, source = each.operands
+                if isinstance(target, Register) and isinstance(source, Register) and target.index in held:
+                    held.add(source.index)
+        return tuple(sorted(held))
+
+    def block(self, start: int, divergent: bool) -> Block:
+        """The block that starts at an instruction."""
+        key = (start, divergent)
+        if key not in self.blocks:
+            self.blocks[key] = _BlockWriter(self, start, divergent).write()
+        return self.blocks[key]
+
+    def translate_all(self) -> None:
+        """Translate every block that control can reach, so that an unknown form is found before a run."""
+        starts, seen = [0], set()
+        while starts:
+            start = starts.pop()
+            if start in seen or not 0 <= start < len(self.kernel.instructions):
+                continue
+            seen.add(start)
+            if start in self.stops:
+                starts.append(start + 1)
+                continue
+            last = self.block(start, False).lines[-1]
+            instruction = self.kernel.instructions[last]
+            starts.append(last + 1)
+            if instruction.operands and isinstance(instruction.operands[0], Label):
+                starts.append(instruction.operands[0].target)
+
+
+def is_stop(instruction: Instruction) -> bool:
+    """Whether an instruction ends a block and is executed by `synchronise`."""
+    parts = instruction.parts
+    if parts[0] == "bar" and parts[1:2] == ("warp",):
+        return False
+    strong = parts[0] in ("ld", "st") and bool(_STRONG & set(parts))
+    return parts[0] in STOPS or ".".join(parts[:2]) in STOPS or strong
+
+
+def needs_convergence(instruction: Instruction) -> bool:
+    """Whether all lanes of the warp (or of its member mask) must be at this instruction together."""
+    parts = instruction.parts
+    return "sync" in parts or "aligned" in parts or parts[0] in ("bar", "barrier")
+
+
+class _BlockWriter:
+    def __init__(self, program: Program, start: int, divergent: bool) -> None:
+        self._program = program
+        self._kernel = program.kernel
+        self._writer = program.writer
+        self._start = start
+        self._divergent = divergent
+        self._text: list[str] = []
+        self._lines: list[int] = []
+        # whether a wgmma was written whose read of its operands is still to come (`WgmmaUnit.flush`)
+        self._flush = False
+
+    def write(self) -> Block:
+        index = self._start
+        instructions = self._kernel.instructions
+        count = 0
+        while True:
+            if index != self._start and self._ends_before(index):
+                self._line(index - 1, f"return {index}")
+                break
+            if index >= len(instructions):
+                raise EmulationError(f"{self._kernel.name}: control runs past the last instruction")
+            count += 1
+            instruction = instructions[index]
+            if self._control(index, instruction):
+                break
+            self._plain(index, instruction)
+            index += 1
+        head = "def block(w, R, m):" if self._divergent else "def block(w, R):"
+        source = "\n".join([head, *(f" {line}" for line in self._text)])
+        name = f"<{self._kernel.name} block {self._start}>"
+        local: dict[str, Any] = {}
+        exec(compile(source, name, "exec"), self._program.scope, local)
+        return Block(local["block"], count, self._lines)
+
+    def _ends_before(self, index: int) -> bool:
+        if index in self._kernel.labels or index in self._program.stops:
+            return True
+        at_end = index >= len(self._kernel.instructions)
+        return not at_end and self._divergent and needs_convergence(self._kernel.instructions[index])
+
+    def _line(self, index: int, text: str) -> None:
+        is_return = text.startswith("return")
+        if self._flush and (is_return or not self._touches_registers_only(self._kernel.instructions[index])):
+            text = f"w.wgmma.flush(); {text}"
+            self._flush = False
+        self._text.append(text)
+        self._lines.append(index)
+
+    def _touches_registers_only(self, instruction: Instruction) -> bool:
+        root = instruction.root
+        is_product = instruction.parts[:2] == ("wgmma", "mma_async")
+        return is_product or root == "mov" or root in _NO_EFFECT or self._writer.knows(root)
+
+    def _control(self, index: int, instruction: Instruction) -> bool:
+        """Write a branch or an exit; False for anything else."""
+        root = instruction.root
+        if root not in ("bra", "ret", "exit"):
+            return False
+        operand = instruction.operands[0] if instruction.operands else None
+        target = operand.target if isinstance(operand, Label) else EXIT
+        if instruction.guard is None:
+            self._line(index, f"return {target}")
+            return True
+        condition = f"R[{instruction.guard.index}]"
+        if instruction.guard_negated:
+            condition = f"~{condition}"
+        if self._divergent:
+            self._line(index, f"return divergent_branch({condition}, m, {target}, {index + 1})")
+        else:
+            self._line(index, f"return branch({condition}, {target}, {index + 1})")
+        return True
+
+    def _plain(self, index: int, instruction: Instruction) -> None:
+        root = instruction.root
+        mask = self._mask(instruction)
+        if root in ("fence", "membar"):
+            self._program.scope["I"][index] = decode_fence(instruction)
+            self._line(index, f"I[{index}](w, {mask})")
+        elif root in _NO_EFFECT:
+            self._line(index, "pass")
+        elif root == "clusterlaunchcontrol":
+            target, response = instruction.operands
+            query = query_text(instruction, self._writer.read(response, "c16"), mask)
+            if query is None:
+                raise self._writer.refuse(instruction)
+            items = target.items if isinstance(target, Vector) else (target,)
+            self._line(index, self._assign_all(items, *query, mask))
+        elif root == "bar":
+            self._line(index, f"sync_lanes(w, {self._writer.read(instruction.operands[0], 'u4')}, {mask})")
+        elif root == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
+            self._line(index, self._pack_or_unpack(instruction, mask))
+        elif self._writer.knows(root):
+            text, kind = self._writer.value(instruction)
+            self._line(index, self._assign(instruction.operands[0], text, kind, mask))
+        elif root in ("ld", "st"):
+            access = self._load if root == "ld" else self._store
+            self._line(index, access(index, instruction, mask))
+        elif root in ("shfl", "vote", "elect", "stmatrix", "wgmma"):
+            self._line(index, getattr(self, f"_{root}")(index, instruction, mask))
+        else:
+            raise self._writer.refuse(instruction)
+
+    def _mask(self, instruction: Instruction) -> str:
+        """The expression of the active lanes, `None` where all are."""
+        if instruction.guard is None:
+            return "m" if self._divergent else "None"
+        guard = f"{'~' if instruction.guard_negated else ''}R[{instruction.guard.index}]"
+        return f"({guard} & m)" if self._divergent else f"({guard})"
+
+    def _assign(self, target: Operand, text: str, kind: str, mask: str) -> str:
+        if isinstance(target, Sink):
+            return text
+        if not isinstance(target, Register):
+            raise EmulationError(f"{self._kernel.name}: {target} can't be written")
+        bank = BANK_TYPES[target.bank]
+        if bank != kind:
+            same = TYPES_BYTES[bank] == TYPES_BYTES[kind] and "?" not in (bank, kind)
+            text = f"{text}.{'view' if same else 'astype'}('{bank}')"
+        name = f"R[{target.index}]"
+        return f"{name} = {text}" if mask == "None" else f"{name} = where({mask}, {text}, {name})"
+
+    def _pack_or_unpack(self, instruction: Instruction, mask: str) -> str:
+        target, source = instruction.operands
+        wide = instruction.parts[-1] == "b128"
+        whole = "c16" if wide else TYPES[instruction.parts[-1]]
+        vector = target if isinstance(target, Vector) else source
+        assert isinstance(vector, Vector)
+        part = f"u{int(whole[1:]) // len(vector.items)}"
+        if isinstance(source, Vector):
+            values = ", ".join(self._writer.read(item, part) for item in source.items)
+            kind = whole if wide else f"u{whole[1]}"
+            return self._assign(target, f"pack([{values}], '{whole}')", kind, mask)
+        text = f"unpack({self._writer.read(source, whole if wide else f'u{whole[1]}')}, '{part}')"
+        return self._assign_all(vector.items, text, part, mask)
+
+    def _assign_all(self, targets: tuple[Operand, ...], text: str, kind: str, mask: str) -> str:
+        """`t = …; R[a] = t[0]; …` on one line."""
+        parts = [f"t = {text}"]
+        parts += [
+            self._assign(target, f"t[{number}]", kind, mask)
+            for number, target in enumerate(targets)
+            if not isinstance(target, Sink)
+        ]
+        return "; ".join(parts)
+
+    def _access(self, instruction: Instruction, address: Operand, known: set[str]) -> tuple[str, str, str, int]:
+        """(space, address expression, numpy type, vector length) of a load or store."""
+        *modifiers, kind = instruction.parts[1:]
+        spaces = [part for part in modifiers if part in _SPACES]
+        lengths = [int(part[1]) for part in modifiers if part in _VECTORS]
+        unknown = set(modifiers) - known - _SPACES - _VECTORS
+        if unknown or kind not in TYPES or len(spaces) > 1 or not isinstance(address, Address):
+            raise self._writer.refuse(instruction)
+        space = spaces[0].replace("shared::cta", "shared") if spaces else "generic"
+        if lengths and lengths[0] * int(TYPES[kind][1]) > (32 if space == "global" else 16):
+            raise self._writer.refuse(instruction)
+        wide = "u4" if space.startswith("shared") else "u8"
+        return space, self.address(address, wide), TYPES[kind], lengths[0] if lengths else 1
+
+    def address(self, address: Address, kind: str) -> str:
+        """The expression of an address as a numpy type."""
+        text = self._writer.read(address.base, kind)
+        return f"({text} + {self._writer.constant(address.offset, 0, kind)})" if address.offset else text
+
+    def _load(self, index: int, instruction: Instruction, mask: str) -> str:
+        target, address = instruction.operands
+        if instruction.parts[-1] == "b128":
+            halves = dataclasses.replace(instruction, parts=(*instruction.parts[:-1], "v2", "b64"))
+            space, text, kind, length = self._access(halves, address, _LD_MODIFIERS)
+            name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
+            text = f"pack(list({name}(w, {text}, '{kind}', {length}, {mask}, {index})), 'c16')"
+            return self._assign(target, text, "c16", mask)
+        space, text, kind, length = self._access(instruction, address, _LD_MODIFIERS)
+        items = target.items if isinstance(target, Vector) else (target,)
+        if space == "param":
+            assert isinstance(address, Address)
+            if not isinstance(address.base, Symbol):
+                raise self._writer.refuse(instruction)
+            parameter = self._kernel.parameter(address.base.name)
+            if parameter is None:
+                raise self._writer.refuse(instruction)
+            start, step = parameter.offset + address.offset, int(kind[1])
+            texts = [f"w.parameter({start + step * number}, '{kind}')" for number in range(length)]
+            return "; ".join(self._assign(item, text, kind, mask) for item, text in zip(items, texts, strict=True))
+        name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
+        name = "load_constant" if "nc" in instruction.parts and space == "global" else name
+        return self._assign_all(
+            items, f"{name}(w, {text}, '{kind}', {length}, {mask}, {index}{_strong(instruction)})", kind, mask
+        )
+
+    def _store(self, index: int, instruction: Instruction, mask: str) -> str:
+        address, source = instruction.operands
+        space, text, kind, _ = self._access(instruction, address, _ST_MODIFIERS)
+        items = source.items if isinstance(source, Vector) else (source,)
+        values = ", ".join(self._writer.read(item, kind) for item in items)
+        name = {"shared::cluster": "store_cluster"}.get(space, f"store_{space}")
+        return f"{name}(w, {text}, [{values}], {mask}, {index}{_strong(instruction)})"
+
+    def _shfl(self, index: int, instruction: Instruction, mask: str) -> str:
+        if instruction.parts[1] != "sync" or instruction.parts[-1] != "b32":
+            raise self._writer.refuse(instruction)
+        target, value, b, c, members = instruction.operands
+        arguments = ", ".join(self._writer.read(operand, "u4") for operand in (value, b, c, members))
+        text = f"shuffle_lanes(w, {instruction.parts[2]!r}, {arguments}, {mask})"
+        if not isinstance(target, Pair):
+            return self._assign_all((target,), text, "u4", mask)
+        second = self._assign(target.second, "t[1]", "?", mask)
+        return f"{self._assign_all((target.first,), text, 'u4', mask)}; {second}"
+
+    def _vote(self, index: int, instruction: Instruction, mask: str) -> str:
+        mode = instruction.parts[2]
+        target, predicate, members = instruction.operands
+        if mode not in ("ballot", "any", "all"):
+            raise self._writer.refuse(instruction)
+        text = f"vote_{mode}(w, {self._writer.read(predicate, '?')}, {self._writer.read(members, 'u4')}, {mask})"
+        return self._assign(target, text, "u4" if mode == "ballot" else "?", mask)
+
+    def _elect(self, index: int, instruction: Instruction, mask: str) -> str:
+        target, members = instruction.operands
+        if not isinstance(target, Pair):
+            raise self._writer.refuse(instruction)
+        text = f"elect_lane(w, {self._writer.read(members, 'u4')}, {mask})"
+        second = self._assign(target.second, "t[1]", "?", mask)
+        return f"{self._assign_all((target.first,), text, 'u4', mask)}; {second}"
+
+    def _stmatrix(self, index: int, instruction: Instruction, mask: str) -> str:
+        parts = set(instruction.parts[1:])
+        count = next((count for count in (1, 2, 4) if f"x{count}" in parts), 0)
+        space = {"shared", "shared::cta"} & parts
+        expected = {"sync", "aligned", "m8n8", f"x{count}", "b16"} | space
+        address, source = instruction.operands
+        if parts - {"trans"} != expected or not isinstance(address, Address) or not isinstance(source, Vector):
+            raise self._writer.refuse(instruction)
+        values = ", ".join(self._writer.read(item, "u4") for item in source.items)
+        return f"store_matrices(w, {self.address(address, 'u4')}, [{values}], {'trans' in parts}, {mask}, {index})"
+
+    def _wgmma(self, index: int, instruction: Instruction, mask: str) -> str:
+        what = instruction.parts[1]
+        if instruction.guard is not None:
+            raise self._writer.refuse(instruction)
+        if self._divergent:
+            return f"part_of_warp({instruction.opcode!r})"
+        if what == "fence":
+            return "w.wgmma.fence(R)"
+        if what == "commit_group":
+            return "w.wgmma.commit()"
+        if what == "wait_group":
+            (pending,) = instruction.operands
+            return f"w.wgmma.wait({getattr(pending, 'value', 0)}, R)"
+        self._program.scope["I"][index] = decode_wgmma(instruction)
+        self._flush = True
+        return f"w.wgmma.issue(I[{index}], R, {index})"
+
+
+def _strong(instruction: Instruction) -> str:
+    """The argument of a volatile access: relaxed, at the widest scope (PTX ISA 9.7.9.8)."""
+    return f", {GPU}" if "volatile" in instruction.parts else ""
+
+
+TYPES_BYTES = {"?": 1, "c16": 16} | {f"{letter}{size}": size for letter in "iuf" for size in (1, 2, 4, 8)}

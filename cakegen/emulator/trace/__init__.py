@@ -1,0 +1,1 @@
+"""Traces of a run, and how they are drawn."""

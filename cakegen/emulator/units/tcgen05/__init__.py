@@ -1,0 +1,1 @@
+"""tcgen05: issue, operands, tensor memory."""

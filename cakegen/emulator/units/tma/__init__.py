@@ -1,0 +1,1 @@
+"""TMA: copies, stores and reductions, and the tensors that they see."""

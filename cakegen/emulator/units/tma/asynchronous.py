@@ -1,0 +1,240 @@
+"""mbarriers, and what completes on them: tensor and bulk copies, `st.async`. Imports copies, operands and faults.
+
+A parked wait tries again from its instruction once the barrier's phase has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.memory import OFFSET_MASK, RANK_SHIFT
+from cakegen.emulator.machine.operands import locate, park, read_address, read_lanes, refused, tensor_box, write_lanes
+from cakegen.emulator.order.vector_clock import CTA, SCOPES
+from cakegen.emulator.text.ptx import Instruction, Sink, Vector
+from cakegen.emulator.units.barriers import MBarrier
+from cakegen.emulator.units.tma.copies import (
+    RemoteArrival,
+    barrier_at,
+    bulk_landing,
+    require_initialised,
+    store_landing,
+    tensor_landing,
+)
+
+if TYPE_CHECKING:
+    from cakegen.emulator.machine.machine import Machine
+    from cakegen.emulator.machine.warp import Cta, Strand
+
+Array = NDArray[Any]
+
+_BULK_FORMS = {
+    ("shared::cluster", "global", "mbarrier::complete_tx::bytes"),
+    ("shared::cta", "global", "mbarrier::complete_tx::bytes"),
+}
+_SPACES = {"shared", "shared::cta", "b64"}
+_SCOPED = _SPACES | {"shared::cluster", "relaxed", "cta", "cluster"}
+# What may stand behind an operation (PTX ISA 9.7.13.15); `noComplete` and `arrive_drop` are not modelled.
+_MBARRIER_FORMS = {
+    "init": _SPACES,
+    "inval": _SPACES,
+    "arrive": _SCOPED | {"release", "expect_tx"},
+    "expect_tx": _SCOPED,
+    "complete_tx": _SCOPED,
+    "try_wait": _SCOPED - {"shared::cluster"} | {"acquire", "parity"},
+    "test_wait": _SCOPED - {"shared::cluster"} | {"acquire", "parity"},
+}
+
+
+def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+    """`mbarrier.*`, lane by lane."""
+    what = instruction.parts[1]
+    if instruction.parts[-1] != "b64" or not set(instruction.parts[2:]) <= _MBARRIER_FORMS.get(what, set()):
+        raise refused(instruction)
+    if what in ("try_wait", "test_wait"):
+        _wait(machine, strand, instruction, active)
+        return
+    remote = "shared::cluster" in instruction.parts
+    has_result = what == "arrive"
+    address = read_address(strand, instruction.operands[1 if has_result else 0], "u4")
+    rest = instruction.operands[2 if has_result else 1 :]
+    count = read_lanes(strand, rest[0], "u4") if rest else np.ones(32, np.uint32)
+    if has_result and not isinstance(instruction.operands[0], Sink):
+        raise refused(instruction)
+    thread = strand.warp.at(strand.pc - 1, active)
+    scope = _scope(instruction)
+    released = None
+    if what == "arrive" and thread is not None and "relaxed" not in instruction.parts:
+        released = thread.released(scope) if remote else thread.releasing(scope)
+    for lane in np.flatnonzero(active):
+        cta, offset = locate(strand, int(address[lane]), remote)
+        if what == "init":
+            cta.init_barrier(offset, int(count[lane]), thread)
+            continue
+        require_initialised(thread, barrier_at(cta, offset))
+        if what == "inval":
+            del cta.shared.barriers[offset]
+        elif what == "expect_tx":
+            cta.expect_bytes(offset, int(count[lane]))
+        elif what == "complete_tx":
+            cta.complete_bytes(offset, int(count[lane]))
+        else:
+            expects = "expect_tx" in instruction.parts
+            tx_bytes, arrivals = (int(count[lane]), 1) if expects else (0, int(count[lane]))
+            if cta is strand.warp.cta:
+                strand.warp.release()
+                cta.arrive(offset, arrivals, tx_bytes, released)
+            else:
+                arrival = RemoteArrival(strand.warp, cta, offset, arrivals, tx_bytes, where, released)
+                strand.warp.remote_arrivals.append(arrival)
+                machine.issue(arrival)
+    if thread is not None:
+        thread.tick()
+
+
+def _scope(instruction: Instruction) -> int:
+    """The scope of an operation on an mbarrier, by default the CTA (PTX ISA 9.7.13.15)."""
+    return next((SCOPES[part] for part in instruction.parts[2:] if part in SCOPES), CTA)
+
+
+def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+    """`try_wait.parity`: parks where it would fail, until the barrier's phase changes; may fail first."""
+    if "parity" not in instruction.parts:
+        raise refused(instruction)
+    target, where, parity_operand = instruction.operands[:3]
+    addresses = read_address(strand, where, "u4")
+    parities = read_lanes(strand, parity_operand, "u4")
+    done = np.zeros(32, np.bool_)
+    thread = strand.warp.at(strand.pc - 1, active)
+    blocking = None
+    completed: list[MBarrier] = []
+    for address, parity in set(zip(addresses[active].tolist(), parities[active].tolist(), strict=True)):
+        cta, offset = locate(strand, address, False)
+        barrier = barrier_at(cta, offset)
+        here = (addresses == np.uint32(address)) & (parities == np.uint32(parity))
+        if parity > 1:
+            raise Fault("barrier", f"{barrier}: waited for with parity {parity}")
+        require_initialised(thread, barrier)
+        passed = barrier.has_completed(parity)
+        done |= here & passed
+        completed += [barrier] * passed
+        blocking = blocking if passed else barrier
+    if machine.adversary.fails_spuriously():
+        done[:] = False
+    elif not np.count_nonzero(done & active) and blocking is not None and "try_wait" in instruction.parts:
+        strand.pc -= 1
+        park(strand, blocking.waiters, _Wait(blocking, parities, active))
+        return
+    if thread is not None and np.count_nonzero(done):
+        # a relaxed wait orders nothing, unless a fence follows (PTX ISA 9.7.13.15.16, 8.8)
+        take = thread.observe if "relaxed" in instruction.parts else thread.acquire
+        for barrier in completed:
+            if barrier.order is not None:
+                take(barrier.order.passed, _scope(instruction))
+    write_lanes(strand, target, active, done)
+
+
+class _Wait:
+    """A parked wait, for the report."""
+
+    def __init__(self, barrier: Any, parities: Array, active: Array) -> None:
+        self._barrier = barrier
+        self._parity = int(parities[active][0])
+
+    def __str__(self) -> str:
+        return f"parity {self._parity} of {self._barrier}"
+
+
+def _destinations(
+    strand: Strand, address: int, barrier: int, mask: int | None, paired: bool, remote: bool
+) -> Iterator[tuple[Cta, int, Cta, int]]:
+    """(CTA, offset, CTA of the barrier, its offset) of every destination.
+
+    With `.cta_group::2` the barrier may lie in the other CTA of a destination's pair: in the one whose rank has the
+    parity of the CTA that the barrier's address names (PTX ISA 9.7.9.27).
+    """
+    cta, start = locate(strand, address, remote)
+    barrier_cta, barrier_offset = locate(strand, barrier, remote)
+    parity = barrier_cta.shared.rank & 1
+    if mask is None:
+        if barrier_cta is not cta and not (paired and barrier_cta.shared.rank == cta.shared.rank ^ 1):
+            raise Fault("barrier", "a copy's barrier and its destination lie in different CTAs")
+        yield cta, start, barrier_cta, barrier_offset
+        return
+    ranks = [rank for rank in range(16) if mask >> rank & 1]
+    for rank in ranks:
+        peer = strand.warp.cta.peer(rank)
+        yield peer, start, peer.peer(rank & ~1 | parity) if paired else peer, barrier_offset
+
+
+def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+    """`cp.async.bulk` and `cp.async.bulk.tensor` to shared memory; `cp.async.bulk.prefetch.L2`."""
+    if instruction.parts[1:] == ("async", "bulk", "prefetch", "L2", "global"):
+        check_prefetch(strand, instruction, active)
+        return
+    groups = {"cta_group::1", "cta_group::2"} & set(instruction.parts)
+    parts = [part for part in instruction.parts[3:] if part not in ("tile", "L2::cache_hint", *groups)]
+    multicast = "multicast::cluster" in parts
+    tensor = parts[:1] == ["tensor"]
+    shape = tuple(part for part in parts[2 if tensor else 0 :] if part != "multicast::cluster")
+    remote = "shared::cluster" in parts
+    if instruction.parts[1:3] != ("async", "bulk") or shape not in _BULK_FORMS or (multicast and not remote):
+        raise refused(instruction)
+    operands = instruction.operands
+    destination = read_address(strand, operands[0], "u4")
+    barrier = read_address(strand, operands[2 if tensor else 3], "u4")
+    masks = read_lanes(strand, operands[3 if tensor else 4], "u2") if multicast else None
+    for lane in np.flatnonzero(active):
+        mask = None if masks is None else int(masks[lane])
+        where_to = int(destination[lane]), int(barrier[lane])
+        paired = "cta_group::2" in groups
+        for cta, start, signals, barrier_offset in _destinations(strand, *where_to, mask, paired, remote):
+            if tensor:
+                view, corner = tensor_box(machine, strand, operands[1], int(lane))
+                landing = tensor_landing(view, corner, cta, start, barrier_offset, where)
+            else:
+                source = int(read_address(strand, operands[1], "u8")[lane])
+                size = int(read_lanes(strand, operands[2], "u4")[lane])
+                landing = bulk_landing(machine.memory, source, size, cta, start, barrier_offset, where)
+            landing.signals = signals
+            landing.begin(strand.warp.at(strand.pc - 1, active))
+            machine.issue(landing)
+
+
+def check_prefetch(strand: Strand, instruction: Instruction, active: Array) -> None:
+    """What PTX ISA 9.7.9.25.5.3 asks of a bulk prefetch, which has no effect here: 16-byte alignment of both."""
+    address = read_address(strand, instruction.operands[0], "u8")[active]
+    size = read_lanes(strand, instruction.operands[1], "u4")[active]
+    odd = np.flatnonzero((address % np.uint64(16) != 0) | (size % np.uint32(16) != 0))
+    if odd.size:
+        where = f"{int(size[odd[0]])} bytes at {int(address[odd[0]]):#x}"
+        raise Fault("out-of-bounds", f"a prefetch of {where}: both must be multiples of 16")
+
+
+def run_store_async(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+    """`st.async.v4.b32`."""
+    parts = set(instruction.parts[2:]) - {"weak"}
+    source = instruction.operands[1]
+    if parts != {"shared::cluster", "mbarrier::complete_tx::bytes", "v4", "b32"} or not isinstance(source, Vector):
+        raise refused(instruction)
+    if len(strand.warp.cta.cluster.ctas) == 1:
+        raise Fault("out-of-bounds", "st.async in a cluster of one CTA")
+    address = read_address(strand, instruction.operands[0], "u4")[active]
+    barrier = read_address(strand, instruction.operands[2], "u4")[active]
+    rows = np.stack([read_lanes(strand, item, "u4")[active] for item in source.items], 1).view(np.uint8)
+    if (address % np.uint32(16)).any():
+        raise Fault("out-of-bounds", f"st.async of 16 bytes to {int(address[0]):#x}: not aligned")
+    targets = np.stack([address >> np.uint32(RANK_SHIFT), barrier], 1)
+    for rank, barrier_address in {(int(row[0]), int(row[1])) for row in targets}:
+        here = (targets == (rank, barrier_address)).all(axis=1)
+        cta, barrier_offset = locate(strand, barrier_address, True)
+        if cta.shared.rank != rank:
+            raise Fault("barrier", "an st.async's barrier and its destination lie in different CTAs")
+        starts = (address[here] & np.uint32(OFFSET_MASK)).astype(np.int64)
+        landing = store_landing(cta, starts, rows[here], barrier_offset, where)
+        landing.begin(strand.warp.at(strand.pc - 1, active))
+        machine.issue(landing)

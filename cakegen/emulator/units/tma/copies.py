@@ -1,0 +1,233 @@
+"""Asynchronous copies as operations that are issued now and land later. Imports numpy, faults, memory, tensor_view.
+
+A destination is undefined from issue to landing; its barrier gets the bytes when they have landed. Sources are read
+when the copy lands, which is the latest moment that the ISA allows (PTX ISA 9.7.9.25 to 9.7.9.27, 9.7.9.12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.memory import GRANULE, Buffer, GlobalMemory
+from cakegen.emulator.order.vector_clock import CLUSTER, CTA, Released
+from cakegen.emulator.units.barriers import BarrierOrder, MBarrier
+from cakegen.emulator.units.tma.tensor_view import TensorView
+from cakegen.runtime.tensor_map import SWIZZLE_BYTES
+
+if TYPE_CHECKING:
+    from cakegen.emulator.machine.warp import Cta, Warp
+    from cakegen.emulator.order.thread import Thread
+
+Array = NDArray[Any]
+
+
+class Pending:
+    """Something issued that has not happened yet; `where` says who issued it."""
+
+    where: Where | None = None
+
+    def complete(self) -> None:
+        """Let it happen."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Landing(Pending):
+    """Bytes on their way to one CTA's shared memory, and to the transaction count of a barrier there.
+
+    Parameters
+    ----------
+    signals
+        The CTA of the barrier where it is the other one of a pair.
+    """
+
+    cta: Cta
+    spans: tuple[tuple[int, int], ...]
+    barrier_offset: int
+    fetch: Callable[[], Array]
+    write: Callable[[Array, Array], None]
+    what: str
+    where: Where | None = None
+    source: Source | None = None
+    generic: bool = False
+    signals: Cta | None = None
+    _thread: Thread | None = field(init=False, default=None)
+    _number: int = field(init=False, default=0)
+
+    @property
+    def barrier_cta(self) -> Cta:
+        """Where its barrier is."""
+        return self.signals or self.cta
+
+    def begin(self, thread: Thread | None) -> None:
+        """Mark the destination; the thread must come after who used it, and after who wrote the source."""
+        for start, size in self.spans:
+            self.cta.shared.begin_write(start, size, self.what)
+        self.cta.landings += 1
+        order = barrier_at(self.barrier_cta, self.barrier_offset).order
+        if thread is not None and order is not None:
+            self._check(thread, order)
+
+    def _check(self, thread: Thread, order: BarrierOrder) -> None:
+        if not thread.knows_barrier(order):
+            raise Fault("race", f"{self.what} counts on a barrier, and nothing orders that behind its mbarrier.init")
+        clocks = thread.clocks
+        self._thread, self._number = thread, clocks.begin(thread, self.what, order.slot, by_proxy=not self.generic)
+        if self.source is not None and not self.source.buffer.read_only:
+            clocks.begin_read(thread, self._number, clocks.shadow(self.source.buffer), self.source.granules())
+        for start, size in self.spans:
+            span = np.arange(start // GRANULE, -(-(start + size) // GRANULE))
+            clocks.begin_write(thread, self._number, clocks.shadow(self.cta.shared), span)
+
+    def complete(self) -> None:
+        """Store the bytes, then count them."""
+        shared = self.cta.shared
+        if shared.exited:
+            raise Fault("exit", f"{self.what} lands in a CTA that has exited")
+        self.write(shared.data, self.fetch())
+        for start, size in self.spans:
+            shared.end_write(start, size)
+        self.cta.landings -= 1
+        self._publish()
+        self.barrier_cta.complete_bytes(self.barrier_offset, sum(size for _, size in self.spans))
+
+    def _publish(self) -> None:
+        """Who waits for the phase sees the bytes; those of a peer's `st.async` only at the cluster's scope."""
+        barrier = barrier_at(self.barrier_cta, self.barrier_offset)
+        order = barrier.order
+        if self._thread is None or order is None:
+            return
+        time = barrier.phase + 1
+        self._thread.clocks.complete(self._number, time)
+        away = self.generic and self._thread.position.cta != self.cta.index
+        order.arrivals.land(order.slot, time, self.barrier_cta.position, CLUSTER if away else CTA)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a copy reads: an allocation, and which of its 16-byte granules."""
+
+    buffer: Buffer
+    granules: Callable[[], Array]
+
+
+@dataclass(eq=False)
+class RemoteArrival(Pending):
+    """An arrival on its way to another CTA's barrier.
+
+    It is a release by its thread: earlier ones of the warp arrive before it, and whatever the warp releases later (an
+    arrival, a barrier, an atomic) comes after it (PTX ISA 8.8).
+    """
+
+    sender: Warp
+    cta: Cta
+    barrier_offset: int
+    count: int
+    tx_bytes: int = 0
+    where: Where | None = None
+    released: Released | None = None
+
+    def complete(self) -> None:
+        """Arrive, after the earlier ones."""
+        on_their_way = self.sender.remote_arrivals
+        while self in on_their_way:
+            first = on_their_way.pop(0)
+            try:
+                first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes, first.released)
+            except Fault as fault:
+                raise (fault.at(first.where) if first.where else fault) from None
+
+
+def linear_write(start: int) -> Callable[[Array, Array], None]:
+    """Bytes go to consecutive addresses."""
+
+    def write(shared: Array, data: Array) -> None:
+        shared[start : start + data.size] = data
+
+    return write
+
+
+def swizzled_write(start: int, width: int) -> Callable[[Array, Array], None]:
+    """1, 2 or 3 bits (32, 64, 128 bytes) of an address from 4 on are xored with those from 7 on (PTX ISA 5.5.7)."""
+    bits = width // GRANULE - 1
+
+    def write(shared: Array, data: Array) -> None:
+        granules = start // GRANULE + np.arange(data.size // GRANULE)
+        shared.reshape(-1, GRANULE)[granules ^ (granules >> 3 & bits)] = data.reshape(-1, GRANULE)
+
+    return write
+
+
+def tensor_landing(
+    view: TensorView, corner: Sequence[int], cta: Cta, start: int, barrier_offset: int, where: Where
+) -> Landing:
+    """One box on its way to one CTA."""
+    if start % 128:
+        raise Fault("out-of-bounds", f"a box of {view.record.name} goes to {start:#x}; needs a multiple of 128")
+    width = SWIZZLE_BYTES[view.record.swizzle]
+    write = swizzled_write(start, width) if width else linear_write(start)
+    what = f"the copy of box {tuple(corner)} of {view.record.name}"
+    spans = ((start, view.box_bytes),)
+    source = Source(view.buffer, lambda: view.granules(corner))
+    return Landing(cta, spans, barrier_offset, lambda: view.fetch(corner), write, what, where, source)
+
+
+def bulk_landing(
+    memory: GlobalMemory, source: int, num_bytes: int, cta: Cta, start: int, barrier_offset: int, where: Where
+) -> Landing:
+    """`cp.async.bulk` from global memory to one CTA."""
+    if num_bytes % 16 or source % 16 or start % 16 or num_bytes == 0:
+        raise Fault("out-of-bounds", f"cp.async.bulk of {num_bytes} bytes, {source:#x} -> {start:#x}: multiples of 16")
+    buffer, offsets = memory.find(np.array([source], np.uint64), 16, "bulk copy")
+    first = int(offsets[0])
+    if first + num_bytes > buffer.num_bytes:
+        raise Fault("out-of-bounds", f"a bulk copy reads {buffer.name} up to {first + num_bytes} of {buffer.num_bytes}")
+
+    def fetch() -> Array:
+        rows = first + 16 * np.arange(num_bytes // 16, dtype=np.uint64)
+        buffer.check(rows, 16, "bulk copy")
+        memory.note_read(buffer, rows, 16)
+        return buffer.data[first : first + num_bytes]
+
+    what = f"the bulk copy of {num_bytes} bytes of {buffer.name}"
+    read = Source(buffer, lambda: np.arange(first // GRANULE, (first + num_bytes) // GRANULE))
+    return Landing(cta, ((start, num_bytes),), barrier_offset, fetch, linear_write(start), what, where, read)
+
+
+def store_landing(cta: Cta, starts: Array, rows: Array, barrier_offset: int, where: Where) -> Landing:
+    """`st.async`: 16 bytes a lane to another CTA; neighbours become one span."""
+    order = np.argsort(starts)
+    starts, rows = starts[order], rows[order]
+    cuts = np.flatnonzero(np.diff(starts) != GRANULE) + 1
+    spans = tuple((int(part[0]), int(part.size) * GRANULE) for part in np.split(starts, cuts))
+
+    def write(shared: Array, data: Array) -> None:
+        shared.reshape(-1, GRANULE)[starts // GRANULE] = data
+
+    return Landing(cta, spans, barrier_offset, lambda: rows, write, "the st.async", where, generic=True)
+
+
+def barrier_at(cta: Cta, offset: int) -> MBarrier:
+    """The mbarrier at a shared offset.
+
+    Raises
+    ------
+    Fault
+        None lives there.
+    """
+    barrier = cta.shared.barriers.get(offset)
+    if barrier is None:
+        raise Fault("barrier", f"no mbarrier lives at {cta.barrier_name(offset)}")
+    return barrier
+
+
+def require_initialised(thread: Thread | None, barrier: MBarrier) -> None:
+    """Refuse the use of a barrier that nothing orders behind its initialisation."""
+    if thread is not None and barrier.order is not None and not thread.knows_barrier(barrier.order):
+        raise Fault("race", f"{barrier} is used, and nothing orders that behind its mbarrier.init")

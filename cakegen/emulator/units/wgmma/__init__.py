@@ -1,0 +1,1 @@
+"""wgmma of one warp, and its operands."""

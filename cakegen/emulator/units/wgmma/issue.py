@@ -1,0 +1,300 @@
+"""wgmma of one warp: descriptors, chains of accumulators in flight, groups. Imports faults, ptx, wgmma_operands.
+
+A warp computes its own 16 of the 64 rows. Between the instruction and the wait that covers its group, the accumulator
+registers are in flight (reading one is a fault), and the operands in shared memory are held: a write to them is a
+fault. The sum itself happens when the adversary says, in order along one accumulator (PTX ISA 9.7.15).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.text.ptx import Immediate, Instruction, Register, Vector
+from cakegen.emulator.units.wgmma.operands import Tile, decode_descriptor
+from cakegen.errors import EmulationError
+
+if TYPE_CHECKING:
+    from cakegen.emulator.machine.warp import Warp
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WgmmaForm:
+    """One decoded instruction: `d [64, n] (+)= a [64, 16] b [n, 16]^T`, operands K-major bf16 in shared memory.
+
+    Parameters
+    ----------
+    accumulate
+        `scale-d`; of a form with a predicate in its place, what the predicate said.
+    predicate
+        Index of that register; -1: none.
+    """
+
+    instruction: Instruction
+    n: int
+    registers: tuple[int, ...]
+    a: int
+    b: int
+    accumulate: bool
+    predicate: int = -1
+
+    def at(self, R: list[Any]) -> WgmmaForm:
+        """The form with its predicate read."""
+        if self.predicate < 0:
+            return self
+        lanes = R[self.predicate]
+        if (lanes != lanes[0]).any():
+            raise Fault("divergence", "the lanes of a warp disagree on the scale-d of a wgmma")
+        return self if lanes[0] else dataclasses.replace(self, accumulate=False)
+
+
+def decode_wgmma(instruction: Instruction) -> WgmmaForm:
+    """Decode `wgmma.mma_async` once.
+
+    Raises
+    ------
+    EmulationError
+        A shape, a type or an operand that is not modelled.
+    """
+    parts = instruction.parts
+    shape = parts[4] if len(parts) > 4 else ""
+    known = parts[1:4] == ("mma_async", "sync", "aligned") and parts[5:] == ("f32", "bf16", "bf16")
+    values = [operand.value for operand in instruction.operands[4:] if isinstance(operand, Immediate)]
+    scale = instruction.operands[3] if len(instruction.operands) == 8 else None
+    accumulate = scale.value if isinstance(scale, Immediate) else int(isinstance(scale, Register)) or -1
+    if not known or values != [1, 1, 0, 0] or accumulate not in (0, 1):
+        raise EmulationError(f"{instruction.place}: {instruction.text[:100]!r}: this form of wgmma is not modelled")
+    d, a, b = instruction.operands[:3]
+    n = int(shape.removeprefix("m64n").removesuffix("k16"))
+    if not isinstance(d, Vector) or not isinstance(a, Register) or not isinstance(b, Register) or not 8 <= n <= 256:
+        raise EmulationError(f"{instruction.place}: {instruction.text[:100]!r}: operands of wgmma not modelled")
+    registers = tuple(item.index for item in d.items if isinstance(item, Register))
+    if len(registers) != n // 2:
+        raise EmulationError(f"{instruction.place}: m64n{n} needs {n // 2} accumulator registers; got {len(registers)}")
+    predicate = scale.index if isinstance(scale, Register) else -1
+    return WgmmaForm(instruction, n, registers, a.index, b.index, accumulate == 1, predicate)
+
+
+class InFlight:
+    """What a register holds while a wgmma owns it; whatever touches it raises."""
+
+    def __init__(self, what: str, register: str = "an accumulator register") -> None:
+        self._what = what
+        self._register = register
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise Fault("pending-write", f"{self._register} is used while {self._what} is not waited for")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # numpy asks for its protocols first, and then for `__array__`
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__array__()
+
+
+@dataclass(eq=False)
+class Chain:
+    """An accumulator in flight: wgmmas on the same registers, done in their order."""
+
+    registers: tuple[int, ...]
+    sums: Array
+    token: InFlight
+    pending: list[Product] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Product:
+    """One issued wgmma of a warp: the instruction of an index."""
+
+    chain: Chain
+    form: WgmmaForm
+    tile: Tile
+    index: int
+
+
+@dataclass(eq=False)
+class Group:
+    """Products that one `wgmma.commit_group` commits, and the granules of shared memory that they hold."""
+
+    products: list[Product] = field(default_factory=list)
+    held: list[Array] = field(default_factory=list)
+
+
+class WgmmaUnit:
+    """The wgmma state of one warp."""
+
+    def __init__(self, warp: Warp) -> None:
+        self._warp = warp
+        self._chains: dict[tuple[int, ...], Chain] = {}
+        self._fresh: list[Product] = []
+        self._uncommitted = Group()
+        self._groups: list[Group] = []
+        self._issued = 0
+        self._fenced: dict[int, Any] = {}
+        self._slot = -1
+        self._access = 0
+        self._committed = 0
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether anything was issued that no wait has covered."""
+        return bool(self._uncommitted.products or self._groups)
+
+    @property
+    def unfinished(self) -> int:
+        """Products that were issued and that no wait has covered."""
+        return sum(len(group.products) for group in (*self._groups, self._uncommitted))
+
+    def fence(self, R: list[Any]) -> None:
+        """`wgmma.fence`: what registers hold now is there for the wgmmas that follow."""
+        if self._warp.thread is not None:
+            self._fenced = {index: R[index] for index in self._warp.machine.program.accumulators}
+
+    def issue(self, form: WgmmaForm, R: list[Any], index: int) -> None:
+        """`wgmma.mma_async`, the instruction of that index; `flush` must follow before anything else touches memory."""
+        warp, form = self._warp, form.at(R)
+        shared = warp.cta.shared
+        a = decode_descriptor(R[form.a], "a")
+        b = decode_descriptor(R[form.b], "b")
+        warp.cta.match_warpgroup(warp, self._issued, (form.instruction.place.ptx_line, a, b))
+        self._issued += 1
+        tile = warp.machine.tiles.tile(a, b, warp.index % 4, form.n, shared)
+        self._fresh.append(Product(self._chain(form, R), form, tile, index))
+
+    def flush(self) -> None:
+        """What was issued since the last flush begins to read shared memory, all of it at once.
+
+        Raises
+        ------
+        Fault
+            What it reads is not there, is still being written, or nothing orders the read behind the write.
+        """
+        fresh, self._fresh = self._fresh, []
+        if not fresh:
+            return
+        granules = self._warp.machine.tiles.union(tuple(product.tile for product in fresh))
+        try:
+            self._hold(granules, fresh[0].index)
+        except Fault:
+            for product in fresh:
+                self._hold_alone(product)
+            raise
+        self._uncommitted.held.append(granules)
+        for product in fresh:
+            product.chain.pending.append(product)
+            self._uncommitted.products.append(product)
+            self._warp.machine.schedule_product(self, product)
+
+    def _hold_alone(self, product: Product) -> None:
+        """As of several, so that a fault names the product."""
+        try:
+            self._hold(product.tile.granules, product.index)
+        except Fault as fault:
+            raise fault.at(Where(product.form.instruction, self._warp.cta.index, self._warp.index, "0-31")) from None
+
+    def _hold(self, granules: Array, index: int) -> None:
+        """A wgmma reads shared memory by the asynchronous proxy; its group counts on the warp's own unit."""
+        shared, thread = self._warp.cta.shared, self._warp.thread
+        shared.begin_read(granules, "wgmma")
+        if thread is None:
+            return
+        clocks = thread.clocks
+        if self._slot < 0:
+            self._slot = clocks.add_unit(self._warp.cta.index)
+        if not self._access:
+            self._access = clocks.begin(thread.at(index, None), "wgmma", self._slot, self._committed + 1)
+        clocks.begin_read(thread, self._access, clocks.shadow(shared), granules)
+
+    def _check_registers(self, form: WgmmaForm, R: list[Any]) -> None:
+        """A new accumulator held its values at the last `wgmma.fence` (PTX ISA 9.7.15.7.1), or a source of a move did.
+
+        A constant passes: the compiler moves it behind the fence, and the assembler then adds a fence of its own.
+        """
+        fenced = self._fenced
+        if not form.accumulate or all(R[index] is fenced.get(index) for index in form.registers):
+            return
+        there = {id(value) for value in (*fenced.values(), *self._warp.machine.program.writer.constants)}
+        for number, index in enumerate(form.registers):
+            value = R[index]
+            if id(value) not in there and id(value.base) not in there:
+                raise Fault(
+                    "race",
+                    f"accumulator register {number} was written, and no wgmma.fence follows before this reads it",
+                )
+
+    def _chain(self, form: WgmmaForm, R: list[Any]) -> Chain:
+        chain = self._chains.get(form.registers)
+        if chain is None:
+            if self._warp.thread is not None:
+                self._check_registers(form, R)
+            stacked = np.stack([R[index] for index in form.registers])
+            token = InFlight(f"`{form.instruction.opcode}` at {form.instruction.place}")
+            chain = self._chains[form.registers] = Chain(form.registers, _to_matrix(stacked), token)
+            for index in form.registers:
+                R[index] = token
+        return chain
+
+    def execute(self, product: Product) -> None:
+        """Add one product; earlier ones of the same accumulator come first."""
+        pending = product.chain.pending
+        while product in pending:
+            first = pending.pop(0)
+            elements = self._warp.cta.shared.data.view(np.uint16)
+            sums = first.chain.sums if first.form.accumulate else np.zeros_like(first.chain.sums)
+            first.chain.sums = self._warp.machine.multiply_add(elements[first.tile.a], elements[first.tile.b], sums)
+
+    def commit(self) -> None:
+        """`wgmma.commit_group`."""
+        self.flush()
+        self._groups.append(self._uncommitted)
+        self._committed += 1
+        self._access = 0
+        self._uncommitted = Group()
+
+    def wait(self, pending_groups: int, R: list[Any]) -> None:
+        """`wgmma.wait_group`: all but the newest groups are complete, and free what they held."""
+        while len(self._groups) > pending_groups:
+            group = self._groups.pop(0)
+            for product in group.products:
+                self.execute(product)
+            for granules in group.held:
+                self._warp.cta.shared.end_read(granules)
+        if self._warp.thread is not None and self._slot >= 0:
+            self._warp.thread.learn(self._slot, self._committed - len(self._groups))
+        live = {id(product.chain) for group in (*self._groups, self._uncommitted) for product in group.products}
+        for key, chain in list(self._chains.items()):
+            if id(chain) not in live:
+                self._write_back(chain, R)
+                del self._chains[key]
+
+    def _write_back(self, chain: Chain, R: list[Any]) -> None:
+        for index, values in zip(chain.registers, _to_registers(chain.sums), strict=True):
+            if R[index] is not chain.token:
+                raise Fault("pending-write", "an accumulator register was written while its wgmma was in flight")
+            R[index] = values
+            self._fenced[index] = values
+
+
+def _to_matrix(registers: Array) -> Array:
+    """`[n / 2, 32]` registers -> `[16, n]` rows of the warp.
+
+    Register i of lane l holds row l / 4 + 8 ((i >> 1) & 1), column 8 (i >> 2) + 2 (l % 4) + (i & 1) (PTX ISA
+    9.7.15.5.1).
+    """
+    count = registers.shape[0]
+    cube = registers.reshape(count // 4, 2, 2, 8, 4)
+    return np.ascontiguousarray(cube.transpose(1, 3, 0, 4, 2)).reshape(16, count * 2)
+
+
+def _to_registers(matrix: Array) -> Array:
+    """The inverse of `_to_matrix`."""
+    n = matrix.shape[1]
+    cube = matrix.reshape(2, 8, n // 8, 4, 2)
+    return np.ascontiguousarray(cube.transpose(2, 0, 4, 1, 3)).reshape(n // 2, 32)
