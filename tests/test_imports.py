@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from import_circles import circles, import_graph
 
 import cakegen
 
@@ -55,10 +56,16 @@ def layer_of(parts: tuple[str, ...]) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def imported(tree: ast.AST, at_module_level: bool = False) -> Iterator[tuple[str, ...]]:
-    """Dotted names that run-time imports name; what only type checkers read is left out."""
+def imported(tree: ast.AST, at_start: bool = False) -> Iterator[tuple[str, ...]]:
+    """Dotted names that imports name.
+
+    Parameters
+    ----------
+    at_start
+        Only those that run when the module is loaded; else also those in functions, and those for type checkers.
+    """
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if at_start and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
@@ -67,12 +74,12 @@ def imported(tree: ast.AST, at_module_level: bool = False) -> Iterator[tuple[str
             base = tuple((node.module or "").split("."))
             # `from cakegen import paths` names the module paths
             yield from ((*base, alias.name) if base == ("cakegen",) else base for alias in node.names)
-        elif not (at_module_level and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
-            yield from imported(node, at_module_level)
+        elif not (at_start and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            yield from imported(node, at_start)
 
 
-def layers_imported(file: Path, at_module_level: bool = False) -> set[str]:
-    names = imported(ast.parse(file.read_text()), at_module_level)
+def layers_imported(file: Path, at_start: bool = False) -> set[str]:
+    names = imported(ast.parse(file.read_text()), at_start)
     layers = {layer_of(name) for name in names if name[0] == "cakegen"}
     return {layer if (ROOT / layer).exists() or (ROOT / f"{layer}.py").exists() else "__init__" for layer in layers}
 
@@ -81,7 +88,7 @@ def layers_imported(file: Path, at_module_level: bool = False) -> set[str]:
 def test_module_imports_only_what_its_layer_may(file: Path) -> None:
     layer = layer_of(("cakegen", *file.relative_to(ROOT).with_suffix("").parts))
     if layer in ("cli", "__main__"):
-        assert layers_imported(file, at_module_level=True) <= {"cli"}, "a command imports cakegen inside functions"
+        assert layers_imported(file, at_start=True) <= {"cli"}, "a command imports cakegen inside functions"
         return
     assert layers_imported(file) - {layer} <= ALLOWED[layer]
     packages = {name[0] for name in imported(ast.parse(file.read_text()))}
@@ -100,4 +107,29 @@ def test_import_that_breaks_the_table_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("def f():\n    from cakegen.emit import render_tree\n    from cakegen import paths, __version__\n")
     assert layers_imported(file) == {"emit", "paths", "__init__"}
-    assert layers_imported(file, at_module_level=True) == set()
+    assert layers_imported(file, at_start=True) == set()
+
+
+def test_package_has_no_import_circle() -> None:
+    assert circles(import_graph(ROOT)) == []
+
+
+def test_import_circle_behind_type_checking_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "cakegen"
+    (package / "inner").mkdir(parents=True)
+    (package / "a.py").write_text("if TYPE_CHECKING:\n    from cakegen.inner import b\n")
+    (package / "inner" / "b.py").write_text("def f():\n    from cakegen.c import x\n")
+    (package / "c.py").write_text("import cakegen.a\nfrom cakegen.d import y\n")
+    (package / "d.py").write_text("import json\n")
+    assert circles(import_graph(package)) == [["cakegen.a", "cakegen.c", "cakegen.inner.b"]]
+
+
+def test_runtime_has_one_door_to_the_emulator() -> None:
+    mentions = [
+        (file.relative_to(ROOT).as_posix(), node.value)
+        for file in MODULES
+        if layer_of(("cakegen", *file.relative_to(ROOT).with_suffix("").parts)) not in ("emulator", "cli")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cakegen.emulator")
+    ]
+    assert mentions == [("runtime/emulation.py", "cakegen.emulator")]

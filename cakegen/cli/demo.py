@@ -256,7 +256,7 @@ def run_once(operands: Operands, tp: int, tokens: int, backend: str) -> list[str
 def run_shown(stage: str, runner: Runner) -> None:
     """Run a call; an emulated one, which takes seconds, with a progress bar and what it ran."""
     from cakegen.cli.emulate import progress_bar
-    from cakegen.emulator.launches.backend import EmulatedRunner
+    from cakegen.emulator import EmulatedRunner
 
     if not isinstance(runner, EmulatedRunner):
         runner()

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from cakegen.emit.literal import render_literal
-from cakegen.emit.program import COMPILE_FLAGS
+from cakegen.emit.program import COMPILE_FLAGS, ProgramSpec
+from cakegen.emit.reach import ReachedKey
 from cakegen.emit.seal import MAX_COLUMNS
 from cakegen.model import Model, to_literal
 from cakegen.registry import SCHEMA_VERSION, closure_digest
 
-if TYPE_CHECKING:
-    from cakegen.emit.tree import TreeProgram
+
+@dataclass(frozen=True)
+class TreeProgram:
+    """One program of a tree: its name, the keys that it serves, and the preambles that its kernel includes."""
+
+    name: str
+    spec: ProgramSpec
+    keys: tuple[ReachedKey, ...]
+    headers: tuple[str, ...]
+
+    @property
+    def kernel_file(self) -> str:
+        """File name of the device half."""
+        return f"{self.name}_kernel.cu"
+
+    @property
+    def binding_file(self) -> str:
+        """File name of the host half."""
+        return f"{self.name}_binding.cu"
+
+    @property
+    def arches(self) -> tuple[str, ...]:
+        """Targets that reach one of the keys."""
+        return tuple(sorted({arch for entry in self.keys for arch in entry.arches}))
 
 
 def render_registry(model: Model, programs: Sequence[TreeProgram], texts: Mapping[str, str]) -> str:

@@ -12,7 +12,6 @@ README.md                                                        key -> file -> 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import jinja2
 
 from cakegen import paths
 from cakegen.emit.environment import render_template, template_environment
-from cakegen.emit.index import render_readme, render_registry
+from cakegen.emit.index import TreeProgram, render_readme, render_registry
 from cakegen.emit.program import ProgramSpec
 from cakegen.emit.reach import ReachedKey, reached_keys
 from cakegen.emit.seal import included_files, render_sealed
@@ -30,31 +29,6 @@ from cakegen.registry import REGISTRY_FILE
 
 BINDING_TEMPLATE = "host/binding.cu"
 README_FILE = "README.md"
-
-
-@dataclass(frozen=True)
-class TreeProgram:
-    """One program of a tree: its name, the keys that it serves, and the preambles that its kernel includes."""
-
-    name: str
-    spec: ProgramSpec
-    keys: tuple[ReachedKey, ...]
-    headers: tuple[str, ...]
-
-    @property
-    def kernel_file(self) -> str:
-        """File name of the device half."""
-        return f"{self.name}_kernel.cu"
-
-    @property
-    def binding_file(self) -> str:
-        """File name of the host half."""
-        return f"{self.name}_binding.cu"
-
-    @property
-    def arches(self) -> tuple[str, ...]:
-        """Targets that reach one of the keys."""
-        return tuple(sorted({arch for entry in self.keys for arch in entry.arches}))
 
 
 def render_tree(model: Model, export: str, templates: Path | None = None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Leaf module: what the emulator reports. Imports errors.
+"""Leaf module: what the emulator reports.
 
 A fault is raised where it is seen, with what is known there; whoever knows the instruction, the CTA and the warp adds
 them on the way up.

@@ -1,23 +1,35 @@
 """`backend="emulator"`: for which device to plan, and the way to the emulator. Imports errors, model, plan, programs.
 
-The emulator imports this package, so it is found by its name, and only when it is asked for.
+The emulator imports this package, so this package can't import it: it is found by its name, here and nowhere else, and
+only when it is asked for. What it must offer is `Emulator`.
 """
 
 from __future__ import annotations
 
 import importlib
+from typing import Protocol, cast
 
 from cakegen.arch import architecture
 from cakegen.errors import LaunchError, PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import plan_route
+from cakegen.plan.records import Plan
 from cakegen.registry import Registry
 from cakegen.runtime.programs import check_registered
 from cakegen.runtime.runner import Runner
 from cakegen.runtime.validate import Request
 
 DEFAULT_ARCH = "sm_90a"
-_BACKEND = "cakegen.emulator.launches.backend"
+_DOOR = "cakegen.emulator"
+
+
+class Emulator(Protocol):
+    """What is behind the door."""
+
+    def EmulatedRunner(
+        self, registry: Registry, request: Request, plan: Plan, compile_flags: tuple[str, ...]
+    ) -> Runner:
+        """A runner that emulates a validated call by its plan."""
 
 
 def emulated_facts(model: Model, arch: str | DeviceFacts | None) -> DeviceFacts:
@@ -67,6 +79,8 @@ def prepare_emulated(
         device=facts,
     )
     check_registered(registry, plan, f"an emulated {facts.arch}")
-    runner = importlib.import_module(_BACKEND).EmulatedRunner(registry, request, plan, compile_flags)
-    assert isinstance(runner, Runner)
-    return runner
+    return _open_door().EmulatedRunner(registry, request, plan, compile_flags)
+
+
+def _open_door() -> Emulator:
+    return cast(Emulator, importlib.import_module(_DOOR))

@@ -1,4 +1,4 @@
-"""Where a program sees arrays of this machine's memory: each far from all others. Imports nothing.
+"""Where a program sees arrays of this machine's memory: each far from all others.
 
 Arrays that a heap placed side by side would hide an access past the end of one of them: it would be an access to the
 next. And what a report says would depend on the heap.

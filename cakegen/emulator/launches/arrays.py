@@ -1,4 +1,4 @@
-"""Arrays of this machine's memory as buffers of a launch: element types, files, fills, comparison. Imports numpy.
+"""Arrays of this machine's memory as buffers of a launch: element types, files, fills, comparison.
 
 numpy has no bf16 and no 8-bit floats: they are kept as their bits, and the element type says what they mean.
 """

@@ -1,6 +1,6 @@
-"""`backend="emulator"` of the public functions: a runner that emulates its plan. Imports launch and the runtime.
+"""`backend="emulator"` of the public functions: a runner that emulates its plan.
 
-The runtime finds this module by its name when the backend is asked for; it never imports the emulator.
+The runtime takes it from `cakegen.emulator` (`runtime.emulation`) when the backend is asked for.
 """
 
 from __future__ import annotations

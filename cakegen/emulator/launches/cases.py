@@ -1,4 +1,4 @@
-"""One front or tail with random operands, emulated and compared with the reference. Imports launch, plan, runtime.
+"""One front or tail with random operands, emulated and compared with the reference.
 
 What `cakegen emulate` and the tests run.
 """

@@ -1,7 +1,4 @@
-"""A plan on CPU tensors: the same validation, planner, registry and argument binding as on a device.
-
-Imports compile, plan, registry, the runtime's plain records, and this package.
-"""
+"""A plan on CPU tensors: the same validation, planner, registry and argument binding as on a device."""
 
 from __future__ import annotations
 

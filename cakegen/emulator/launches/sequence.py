@@ -1,4 +1,4 @@
-"""Anybody's kernels: a sequence of launches that share arrays of this machine's memory. Imports launch and stream.
+"""Anybody's kernels: a sequence of launches that share arrays of this machine's memory.
 
 What `cakegen emulate --launch FILE` runs; docs/emulate-launch.md.
 """

@@ -1,4 +1,4 @@
-"""Launches of one stream: one after another, or programmatically side by side. Imports machine, overlap and faults.
+"""Launches of one stream: one after another, or programmatically side by side.
 
 PTX ISA 9.7.13.13 (griddepcontrol); CUDA C++ Programming Guide, programmatic dependent launch.
 """

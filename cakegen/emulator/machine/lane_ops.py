@@ -1,23 +1,21 @@
-"""What blocks call: memory accesses, shuffles, branches of one warp. Imports numpy, arithmetic, memory and faults.
+"""What blocks call: memory accesses, shuffles, branches of one warp.
 
 A mask is None where all 32 lanes are active; else lanes outside of it touch nothing and get zeros.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, SharedMemory
+from cakegen.emulator.machine.warp import Warp
 from cakegen.emulator.text.arithmetic import shuffle
 from cakegen.emulator.units.launch_control import first_ctaid, is_canceled
 from cakegen.errors import EmulationError
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.warp import Warp
 
 Lanes = NDArray[Any]
 Mask = NDArray[np.bool_] | None

@@ -1,7 +1,4 @@
-"""The machine: ready warps, pending operations, and the step in which the adversary chooses.
-
-Imports the rest of the package up to `synchronise`.
-"""
+"""The machine: ready warps, pending operations, and the step in which the adversary chooses."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ from cakegen.emulator.machine.adversary import Adversary
 from cakegen.emulator.machine.memory import PARAM_WINDOW, SHARED_START, GlobalMemory
 from cakegen.emulator.machine.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.machine.warp import Strand, Warp
-from cakegen.emulator.order.clocks import Clocks
+from cakegen.emulator.order.access_order import AccessOrder
 from cakegen.emulator.text.expressions import BANK_TYPES
 from cakegen.emulator.text.ptx import Immediate, Kernel, Register
-from cakegen.emulator.text.translate import EXIT, Program, needs_convergence
+from cakegen.emulator.text.translate import EXIT, Program
+from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.issue import TensorUnit
 from cakegen.emulator.units.tensor_core import multiply_add_hopper
-from cakegen.emulator.units.tma.copies import Pending
 from cakegen.emulator.units.tma.tensor_view import MapRecord, TensorView, view_tensor
 from cakegen.emulator.units.wgmma.issue import Product, WgmmaUnit
 from cakegen.emulator.units.wgmma.operands import TileTable
@@ -96,7 +93,8 @@ class Machine:
         self._views: dict[int, TensorView] = {}
         self._maps: dict[int, MapRecord] = {}
         self._block = self._pack_parameters()
-        self._converging = frozenset(i for i, each in enumerate(kernel.instructions) if needs_convergence(each))
+        self._stops: dict[int, synchronise.Stop] = {}
+        self._converging = self.program.converging
         self._fresh = [np.full(32, 0xA5A5A5A5, "u4").astype(BANK_TYPES[bank]) for bank in kernel.banks]
         self._lay_out_shared()
         self.clocks = self._watch_memory() if self.checks else None
@@ -108,6 +106,16 @@ class Machine:
     def kernel(self) -> Kernel:
         """The kernel's records."""
         return self.program.kernel
+
+    @property
+    def accumulators(self) -> tuple[int, ...]:
+        """Registers that hold sums of wgmmas, and those that are moved into them."""
+        return self.program.accumulators
+
+    @property
+    def constants(self) -> Sequence[Array]:
+        """What the translated blocks hold as constants."""
+        return self.program.writer.constants
 
     def fresh_registers(self) -> list[Any]:
         """A warp's registers at its start: poison."""
@@ -128,10 +136,10 @@ class Machine:
         self.dynamic_start = end
         self.shared_end = end + self.shape.dynamic_smem_bytes
 
-    def _watch_memory(self) -> Clocks:
+    def _watch_memory(self) -> AccessOrder:
         # Each launch has clocks of its own: it sees all that was complete before it started, or behind its
         # `griddepcontrol.wait`; what launches side by side may touch of each other is `overlap`'s to check.
-        clocks = Clocks(self.kernel.instructions, self.strict_scopes)
+        clocks = AccessOrder(self.kernel.instructions, self.strict_scopes)
         for buffer in self.memory.buffers:
             if not buffer.read_only:
                 clocks.watch(buffer, buffer.num_bytes, buffer.place)
@@ -316,10 +324,12 @@ class Machine:
 
     def _stop(self, warp: Warp, strand: Strand, pc: int) -> None:
         self.instructions_run += 1
-        instruction = self.kernel.instructions[pc]
-        where = Where(instruction, warp.cta.index, warp.index, strand.lanes())
+        stop = self._stops.get(pc)
+        if stop is None:
+            stop = self._stops[pc] = synchronise.decode_stop(self.kernel.instructions[pc])
+        where = Where(stop.instruction, warp.cta.index, warp.index, strand.lanes())
         try:
-            synchronise.execute(self, strand, instruction, where)
+            synchronise.execute(self, strand, stop, where)
         except (Fault, EmulationError) as error:
             raise self._locate(error, warp, strand, pc) from None
 

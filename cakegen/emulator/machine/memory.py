@@ -1,4 +1,4 @@
-"""Global memory as one allocation a tensor, and the shared memory of one CTA. Imports numpy, faults and barriers.
+"""Global memory as one allocation a tensor, and the shared memory of one CTA.
 
 A read of bytes that nothing wrote, an access outside an allocation or in the gap between two pitched rows, and an
 access to a region that an asynchronous operation still writes or reads are faults.
@@ -7,18 +7,16 @@ access to a region that an asynchronous operation still writes or reads are faul
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
+from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.units.barriers import MBarrier
-
-if TYPE_CHECKING:
-    from cakegen.emulator.order.overlap import LaunchAccesses
-    from cakegen.emulator.order.thread import Thread
 
 Bytes = NDArray[np.uint8]
 Lanes = NDArray[Any]
@@ -148,6 +146,19 @@ class Buffer:
         return int(missing.size) * 2
 
 
+class AccessAccount(Protocol):
+    """What enters a launch's accesses where another may run beside it (`order.overlap`)."""
+
+    def read(self, buffer: Buffer, offsets: Lanes, width: int) -> None:
+        """Reads of `width` bytes at offsets that are multiples of it."""
+
+    def write(self, buffer: Buffer, offsets: Lanes, width: int) -> None:
+        """Writes, likewise."""
+
+    def read_at(self, buffer: Buffer, select: Callable[[Bytes], Bytes]) -> None:
+        """Reads of what `select` takes, as a view, of an allocation's bytes."""
+
+
 class GlobalMemory:
     """The allocations that a launch may touch.
 
@@ -159,7 +170,7 @@ class GlobalMemory:
         Its account of what it read and wrote, where another launch may run beside it.
     """
 
-    def __init__(self, buffers: list[Buffer], launch: int = 0, accesses: LaunchAccesses | None = None) -> None:
+    def __init__(self, buffers: list[Buffer], launch: int = 0, accesses: AccessAccount | None = None) -> None:
         self.buffers = buffers
         self.accesses = accesses
         self._first_writer = launch * MOST_CTAS
@@ -190,7 +201,7 @@ class GlobalMemory:
         hint = f"; it is byte {address - near.base} of {near.name}, which has {near.num_bytes}" if near else ""
         raise Fault("out-of-bounds", f"{what} of {width} bytes at {address:#x}, which is in no tensor{hint}")
 
-    def load(self, addresses: Lanes, width: int, thread: Thread | None = None) -> Bytes:
+    def load(self, addresses: Lanes, width: int, thread: WarpOrder | None = None) -> Bytes:
         """`[lanes, width]` bytes; by a thread, if the order of accesses is checked."""
         buffer, offsets = self.find(addresses, width, "read")
         self.note_read(buffer, offsets, width)
@@ -199,7 +210,7 @@ class GlobalMemory:
             thread.read(buffer, rows, width)
         return buffer.rows(width)[rows]
 
-    def require_constant(self, addresses: Lanes, width: int, thread: Thread | None) -> None:
+    def require_constant(self, addresses: Lanes, width: int, thread: WarpOrder | None) -> None:
         """Refuse a read through the non-coherent path of what this launch has written (PTX ISA 9.7.9.9)."""
         buffer, offsets = self.find(addresses, width, "read")
         if thread is None or buffer.read_only:
@@ -208,7 +219,7 @@ class GlobalMemory:
         if writes[(offsets // np.uint64(width)).astype(np.int64)].any():
             raise Fault("race", f"ld.global.nc of {buffer.name} + {int(offsets[0])}, which this launch has written")
 
-    def store(self, addresses: Lanes, values: Bytes, cta: int, thread: Thread | None = None) -> None:
+    def store(self, addresses: Lanes, values: Bytes, cta: int, thread: WarpOrder | None = None) -> None:
         """Write `[lanes, width]` bytes."""
         width = values.shape[1]
         buffer, offsets = self.find(addresses, width, "write")
@@ -233,7 +244,7 @@ class GlobalMemory:
         buffer.note_write(offsets, width, self._first_writer + cta)
 
 
-def _refuse_conflict(thread: Thread | None, found: Bytes, values: Bytes, offsets: Lanes, place: str) -> None:
+def _refuse_conflict(thread: WarpOrder | None, found: Bytes, values: Bytes, offsets: Lanes, place: str) -> None:
     """Two lanes of one weak store wrote different values to one place: which of them stays is open (PTX ISA 8.7)."""
     if thread is None or thread.strong >= 0 or found.tobytes() == values.tobytes():
         return
@@ -289,7 +300,7 @@ class SharedMemory:
             raise Fault("exit", f"{what} to shared memory of cluster rank {self.rank}, which has exited")
         return offsets
 
-    def load(self, addresses: Lanes, width: int, thread: Thread | None = None) -> Bytes:
+    def load(self, addresses: Lanes, width: int, thread: WarpOrder | None = None) -> Bytes:
         """`[lanes, width]` bytes, by the generic proxy."""
         offsets = self.offsets(addresses, width, "read")
         data, valid = self.views(width)
@@ -302,7 +313,7 @@ class SharedMemory:
         found: Bytes = data[rows]
         return found
 
-    def store(self, addresses: Lanes, values: Bytes, thread: Thread | None = None) -> None:
+    def store(self, addresses: Lanes, values: Bytes, thread: WarpOrder | None = None) -> None:
         """Write `[lanes, width]` bytes, by the generic proxy."""
         width = values.shape[1]
         offsets = self.offsets(addresses, width, "write")

@@ -1,21 +1,18 @@
-"""Operands of instructions that run outside of blocks: read, written, located. Imports faults, memory and ptx."""
+"""Operands of instructions that run outside of blocks: read, written, located."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.memory import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
+from cakegen.emulator.machine.warp import Cta, Strand
 from cakegen.emulator.text.ptx import Address, Immediate, Instruction, Operand, Register, Sink, Special
+from cakegen.emulator.units.tma.tensor_view import TensorView
 from cakegen.errors import EmulationError
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Cta, Strand
-    from cakegen.emulator.units.tma.tensor_view import TensorView
 
 Array = NDArray[Any]
 
@@ -90,7 +87,14 @@ def locate(strand: Strand, address: int, remote: bool) -> tuple[Cta, int]:
     return cta.peer(rank), address & OFFSET_MASK
 
 
-def tensor_box(machine: Machine, strand: Strand, operand: Operand, lane: int) -> tuple[TensorView, list[int]]:
+class HasTensorMaps(Protocol):
+    """Has the tensor maps of a kernel's parameters."""
+
+    def tensor_view(self, offset: int) -> TensorView:
+        """The tensor map at an offset of the parameter block."""
+
+
+def tensor_box(machine: HasTensorMaps, strand: Strand, operand: Operand, lane: int) -> tuple[TensorView, list[int]]:
     """The tensor and the corner that a lane's `[map, {coordinates}]` names.
 
     Raises

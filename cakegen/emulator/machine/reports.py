@@ -1,18 +1,44 @@
-"""What a person reads when a launch can't go on. Imports faults and the state that it describes."""
+"""What a person reads when a launch can't go on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.warp import Cluster, Cta, Strand, Warp
 from cakegen.emulator.text.ptx import Kernel
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Cta, Strand, Warp
+from cakegen.emulator.units.pending import Pending
 
 _MOST_LINES = 40
+
+
+class Resident(Protocol):
+    """The clusters of a launch."""
+
+    @property
+    def resident(self) -> Sequence[Cluster]:
+        """Those that run."""
+
+    @property
+    def waiting(self) -> int:
+        """How many have not started."""
+
+
+class RunningLaunch(Protocol):
+    """A launch, as a report describes it."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its text."""
+
+    @property
+    def residency(self) -> Resident:
+        """Its clusters."""
 
 
 def line_in_block(error: BaseException) -> int:
@@ -26,7 +52,7 @@ def line_in_block(error: BaseException) -> int:
     return line
 
 
-def deadlock(machines: Sequence[Machine]) -> Fault:
+def deadlock(machines: Sequence[RunningLaunch]) -> Fault:
     """Nobody can go on and nothing is on its way: where every warp of some launches stands, equal ones together."""
     several = len(machines) > 1
     groups: dict[str, list[str]] = {}
@@ -67,7 +93,7 @@ def divergence(warp: Warp, kernel: Kernel) -> Fault:
     return Fault("divergence", what + "\n" + "\n".join(lines))
 
 
-def check_exit(machine: Machine, cta: Cta) -> None:
+def check_exit(pending: Sequence[Pending], cta: Cta) -> None:
     """Refuse a CTA's exit while something is on its way to it, or with bytes that a barrier still counts.
 
     Raises
@@ -76,7 +102,7 @@ def check_exit(machine: Machine, cta: Cta) -> None:
         As said.
     """
     if cta.landings:
-        late = next(each for each in machine.pending if getattr(each, "cta", None) is cta)
+        late = next(each for each in pending if getattr(each, "cta", None) is cta)
         raise _placed(
             Fault("exit", f"CTA {cta.index} exits while {getattr(late, 'what', 'an arrival')} is on its way to it"),
             late.where,

@@ -1,4 +1,4 @@
-"""The CTAs of one launch: which are resident, which have triggered, which have ended. Imports the state of warps.
+"""The CTAs of one launch: which are resident, which have triggered, which have ended.
 
 CUDA C++ Programming Guide (thread block clusters, cooperative launch); PTX ISA 9.7.13.13 (griddepcontrol).
 """
@@ -6,26 +6,27 @@ CUDA C++ Programming Guide (thread block clusters, cooperative launch); PTX ISA 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine import reports, synchronise
+from cakegen.emulator.machine.adversary import Adversary
 from cakegen.emulator.machine.memory import MOST_CTAS, SharedMemory
+from cakegen.emulator.machine.ports import Triple, WarpHost
 from cakegen.emulator.machine.warp import Cluster, Cta, Strand, Warp
-from cakegen.emulator.order.clocks import Clocks
+from cakegen.emulator.order.access_order import AccessOrder
 from cakegen.emulator.order.vector_clock import Position
+from cakegen.emulator.order.warp_order import admit_warps
 from cakegen.emulator.units.barriers import CountedBarrier
+from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.dispatch import check_tensor_exit
+from cakegen.emulator.units.tcgen05.issue import TensorHost
 from cakegen.emulator.units.tma.bulk_stores import check_bulk_exit
 from cakegen.errors import EmulationError
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-
-Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,43 @@ class LaunchShape:
         return self.ctas // int(np.prod(self.cluster))
 
 
+class ClusterHost(WarpHost, TensorHost, Protocol):
+    """What the coming and going of clusters asks of a launch."""
+
+    @property
+    def adversary(self) -> Adversary:
+        """Who chooses."""
+
+    @property
+    def shape(self) -> LaunchShape:
+        """Of the launch."""
+
+    @property
+    def clocks(self) -> AccessOrder | None:
+        """The order of accesses; None: nothing is checked."""
+
+    @property
+    def shared_end(self) -> int:
+        """End of a CTA's shared memory."""
+
+    @property
+    def pending(self) -> Sequence[Pending]:
+        """What was issued and has not happened."""
+
+    @property
+    def strict_tensor_order(self) -> bool:
+        """Whether what the ISA does not order is not ordered."""
+
+    def fresh_registers(self) -> list[Any]:
+        """A warp's registers at its start."""
+
+    def make_ready(self, warp: Warp) -> None:
+        """Queue a warp."""
+
+    def on_retire(self, done: int, total: int) -> None:
+        """A cluster has gone."""
+
+
 class Residency:
     """Clusters come, run and go; the adversary says how many are there at once.
 
@@ -75,7 +113,7 @@ class Residency:
         Clusters that are resident at once.
     """
 
-    def __init__(self, machine: Machine, limit: int) -> None:
+    def __init__(self, machine: ClusterHost, limit: int) -> None:
         self.machine = machine
         self.shape = machine.shape
         self.resident: list[Cluster] = []
@@ -175,7 +213,7 @@ class Residency:
             self._recount(barrier, cta.live_warps())
         self._recount(cta.cluster.barrier, cta.cluster.live_warps())
         if not cta.live_warps():
-            reports.check_exit(self.machine, cta)
+            reports.check_exit(self.machine.pending, cta)
             check_tensor_exit(self.machine, cta)
             cta.shared.exited = True
             self.trigger(cta)
@@ -188,9 +226,9 @@ class Residency:
             synchronise.pass_barrier(self.machine, barrier)
 
 
-def _admit_threads(clocks: Clocks, cluster: Cluster) -> None:
+def _admit_threads(clocks: AccessOrder, cluster: Cluster) -> None:
     positions = [cta.position for cta in cluster.ctas]
-    for cta, threads in zip(cluster.ctas, clocks.admit(positions, len(cluster.ctas[0].warps)), strict=True):
+    for cta, threads in zip(cluster.ctas, admit_warps(clocks, positions, len(cluster.ctas[0].warps)), strict=True):
         clocks.watch(cta.shared, cta.shared.num_bytes, cta.place, cta.index)
         for warp, thread in zip(cta.warps, threads, strict=True):
             warp.thread = thread

@@ -1,4 +1,4 @@
-"""Instructions through which warps meet, and accesses that others watch. Imports asynchronous, operands, barriers, ptx.
+"""Instructions through which warps meet, and accesses that others watch.
 
 `execute` runs one for a strand: the strand goes on behind it, or parks until somebody wakes it. A parked wait tries
 again from the instruction; a barrier that was arrived at is passed.
@@ -6,13 +6,17 @@ again from the instruction; a barrier that was arrived at is passed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
+from cakegen.emulator.machine.ports import HasMemory, Wakes
+from cakegen.emulator.machine.warp import Cta, Strand, Warp
 from cakegen.emulator.order.vector_clock import SCOPES
 from cakegen.emulator.text.ptx import Instruction, Operand, Vector
 from cakegen.emulator.units.barriers import CountedBarrier
@@ -20,10 +24,6 @@ from cakegen.emulator.units.launch_control import run_launch_control
 from cakegen.emulator.units.tcgen05.dispatch import run_tcgen05
 from cakegen.emulator.units.tma.asynchronous import run_copy, run_mbarrier, run_store_async
 from cakegen.emulator.units.tma.bulk_stores import run_bulk_group
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Strand, Warp
 
 Array = NDArray[Any]
 
@@ -35,7 +35,88 @@ _BULK_GROUPS = {"bulk_group", "commit_group", "wait_group"}
 _ATOMS = {"add", "inc", "cas", "exch", "min", "max", "and", "or", "xor"}
 
 
-def execute(machine: Machine, strand: Strand, instruction: Instruction, where: Where) -> None:
+class Triggers(Protocol):
+    """Knows which CTAs let dependent launches start."""
+
+    def trigger(self, cta: Cta) -> None:
+        """A CTA does."""
+
+
+class Awaited(Protocol):
+    """The launch before this one."""
+
+    complete: bool
+    waiters: list[Strand]
+
+
+class GridHost(Protocol):
+    """What `griddepcontrol` asks of its launch."""
+
+    @property
+    def prerequisite(self) -> Awaited:
+        """The launch before this one."""
+
+    @property
+    def residency(self) -> Triggers:
+        """Who has triggered."""
+
+
+class WordHost(HasMemory, Protocol):
+    """What strong accesses ask of their launch."""
+
+    @property
+    def watched(self) -> dict[int, list[Any]]:
+        """Address of a word -> strands that poll it."""
+
+    def touch(self, addresses: Array) -> None:
+        """Global words were written."""
+
+
+class HasTime(Protocol):
+    """Has a modelled clock."""
+
+    @property
+    def time_ns(self) -> int:
+        """What it shows."""
+
+
+# A handler takes the launch as what it asks of it (its own protocol), the strand, the instruction, the lanes that
+# pass its guard, and its place for what it issues.
+Handler = Callable[[Any, Strand, Instruction, Array, Where], None]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """An instruction that is executed here, decoded once.
+
+    Parameters
+    ----------
+    releases
+        What the warp sent to other CTAs arrives before it.
+    waits
+        tcgen05 needs its fence::after_thread_sync behind it.
+    """
+
+    instruction: Instruction
+    run: Handler
+    releases: bool
+    waits: bool
+
+
+def decode_stop(instruction: Instruction) -> Stop:
+    """Who executes an instruction, and what else it does."""
+    root, parts = instruction.root, instruction.parts
+    name = root
+    if root == "cp" and _BULK_GROUPS & set(parts):
+        name = "cp.bulk_group"
+    elif parts[:2] == ("st", "async"):
+        name = "st.async"
+    handler = HANDLERS.get(name, _refuse)
+    releases = root in _RELEASING and "relaxed" not in parts
+    return Stop(instruction, handler, releases, root in _WAITING and not _SENDING & set(parts))
+
+
+def execute(machine: Any, strand: Strand, stop: Stop, where: Where) -> None:
     """Run one such instruction for the strand's lanes.
 
     Raises
@@ -45,44 +126,26 @@ def execute(machine: Machine, strand: Strand, instruction: Instruction, where: W
     EmulationError
         Its form is not modelled.
     """
-    active = active_lanes(strand, instruction)
+    active = active_lanes(strand, stop.instruction)
     strand.pc += 1
     if not np.count_nonzero(active):
         return
-    root = instruction.root
-    if root in _RELEASING and "relaxed" not in instruction.parts:
+    if stop.releases:
         strand.warp.release()
-    if root in _WAITING and not _SENDING & set(instruction.parts):
+    if stop.waits:
         strand.warp.tensor.unfenced = True
-    if root == "bar":
-        _named_barrier(machine, strand, instruction)
-    elif root == "barrier":
-        _cluster_barrier(machine, strand, instruction)
-    elif root == "mbarrier":
-        run_mbarrier(machine, strand, instruction, active, where)
-    elif root == "cp" and _BULK_GROUPS & set(instruction.parts):
-        run_bulk_group(machine, strand, instruction, active, where)
-    elif root == "cp":
-        run_copy(machine, strand, instruction, active, where)
-    elif instruction.parts[:2] == ("st", "async"):
-        run_store_async(machine, strand, instruction, active, where)
-    elif root in ("atom", "red"):
-        _atomic(machine, strand, instruction, active)
-    elif root in ("ld", "st"):
-        _strong_access(machine, strand, instruction, active)
-    elif root == "clusterlaunchcontrol":
-        run_launch_control(machine, strand, instruction, active, where)
-    elif root == "tcgen05":
-        run_tcgen05(machine, strand, instruction, active, where)
-    elif root == "griddepcontrol":
-        _grid_dependency(machine, strand, instruction)
-    elif root == "trap":
-        raise Fault("trap", f"the program gave up after {machine.time_ns} ns of modelled time")
-    else:
-        raise refused(instruction)
+    stop.run(machine, strand, stop.instruction, active, where)
 
 
-def _named_barrier(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def _refuse(machine: object, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+    raise refused(instruction)
+
+
+def _trap(machine: HasTime, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+    raise Fault("trap", f"the program gave up after {machine.time_ns} ns of modelled time")
+
+
+def _named_barrier(machine: Wakes, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     what = instruction.parts[1]
     if what not in ("sync", "arrive") or instruction.guard is not None:
         raise refused(instruction)
@@ -126,14 +189,14 @@ def _join(warp: Warp, barrier: CountedBarrier) -> None:
         warp.thread.join(barrier.passed)
 
 
-def pass_barrier(machine: Machine, barrier: CountedBarrier) -> None:
+def pass_barrier(machine: Wakes, barrier: CountedBarrier) -> None:
     """A barrier is complete: who is parked at it goes on."""
     for strand in barrier.waiters:
         _join(strand.warp, barrier)
     machine.wake(barrier.waiters)
 
 
-def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def _cluster_barrier(machine: Wakes, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     parts = instruction.parts
     if parts[1] != "cluster" or parts[2] not in ("arrive", "wait") or instruction.guard is not None:
         raise refused(instruction)
@@ -162,7 +225,7 @@ def _cluster_barrier(machine: Machine, strand: Strand, instruction: Instruction)
         _join(warp, barrier)
 
 
-def _grid_dependency(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def _grid_dependency(machine: GridHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """PTX ISA 9.7.13.13. The trigger makes nothing visible; behind the wait, all of the launch before is."""
     what = instruction.parts[1]
     prerequisite = machine.prerequisite
@@ -190,7 +253,7 @@ def _strong_scope(parts: tuple[str, ...]) -> int:
     return next((SCOPES[part] for part in parts if part in SCOPES), SCOPES["gpu"])
 
 
-def _atomic(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+def _atomic(machine: WordHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     operation = next((part for part in instruction.parts if part in _ATOMS), None)
     kind = instruction.parts[-1]
     if operation is None or kind not in ("u32", "b32", "u64", "b64") or "global" not in instruction.parts:
@@ -222,7 +285,7 @@ def _atomic(machine: Machine, strand: Strand, instruction: Instruction, active: 
         write_lanes(strand, instruction.operands[0], active, old)
 
 
-def _strong_access(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+def _strong_access(machine: WordHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """`ld.acquire`, `ld.relaxed`, `st.release`, `st.relaxed`: loads of one word, stores of a vector, too.
 
     A load that finds again what the same lanes found at the same instruction is a poll: it parks until the word is
@@ -262,6 +325,24 @@ def _strong_access(machine: Machine, strand: Strand, instruction: Instruction, a
     write_lanes(strand, target, active, values)
 
 
-def _named(machine: Machine, at: Array) -> str:
+def _named(machine: HasMemory, at: Array) -> str:
     buffer, offsets = machine.memory.find(at[:1], 4, "poll")
     return f"{buffer.name} + {int(offsets[0])}"
+
+
+HANDLERS: dict[str, Handler] = {
+    "bar": _named_barrier,
+    "barrier": _cluster_barrier,
+    "mbarrier": run_mbarrier,
+    "cp": run_copy,
+    "cp.bulk_group": run_bulk_group,
+    "st.async": run_store_async,
+    "atom": _atomic,
+    "red": _atomic,
+    "ld": _strong_access,
+    "st": _strong_access,
+    "clusterlaunchcontrol": run_launch_control,
+    "tcgen05": run_tcgen05,
+    "griddepcontrol": _grid_dependency,
+    "trap": _trap,
+}

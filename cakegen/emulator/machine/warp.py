@@ -1,4 +1,4 @@
-"""Warps, CTAs and clusters as state. Imports numpy, barriers, faults, memory and wgmma.
+"""Warps, CTAs and clusters as state.
 
 A warp's lanes run in strands: lanes at one instruction. Strands that meet become one again; the one that is furthest
 behind runs first, so that lanes reconverge where their paths do. An instruction that wants the whole warp waits for it.
@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.faults import Fault, lanes_text
+from cakegen.emulator.faults import Fault, Where, lanes_text
 from cakegen.emulator.machine.adversary import MAX_WARPS
 from cakegen.emulator.machine.memory import SHARED_START, GlobalMemory, SharedMemory
+from cakegen.emulator.machine.ports import WarpHost
 from cakegen.emulator.order.vector_clock import Position, Released
+from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.units.barriers import BarrierOrder, CountedBarrier, MBarrier
+from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.tensor_memory import TensorMemory, TensorTraffic
-from cakegen.emulator.units.tma.copies import RemoteArrival, barrier_at
+from cakegen.emulator.units.tma.bulk_groups import BulkQueue
 from cakegen.emulator.units.wgmma.issue import WgmmaUnit
 from cakegen.errors import EmulationError
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.order.thread import Thread
-    from cakegen.emulator.units.tma.bulk_stores import BulkQueue
 
 Lanes = NDArray[Any]
 _ALL = b"\x01" * 32
@@ -61,21 +59,21 @@ def _lanes_of(mask: bytes) -> str:
 class Warp:
     """One warp: registers of 32 lanes, and its strands."""
 
-    def __init__(self, machine: Machine, cta: Cta, index: int, registers: list[Any], mask: NDArray[np.bool_]) -> None:
+    def __init__(self, machine: WarpHost, cta: Cta, index: int, registers: list[Any], mask: NDArray[np.bool_]) -> None:
         self.machine = machine
         self.memory: GlobalMemory = machine.memory
         self.cta = cta
         self.index = index
         self.registers = registers
         self.strands = [Strand(self, mask, 0)]
-        self.wgmma = WgmmaUnit(self)
+        self.wgmma = WgmmaUnit(self, machine)
         self.tensor = TensorTraffic()
         self.bulk: dict[int, BulkQueue] = {}
         self.number = cta.index * MAX_WARPS + index
         self.queued = False
         self.remote_arrivals: list[RemoteArrival] = []
         self.cluster_ticket = -1
-        self.thread: Thread | None = None
+        self.thread: WarpOrder | None = None
         self._specials: dict[str, Lanes] = {}
 
     @property
@@ -83,7 +81,7 @@ class Warp:
         """All lanes have exited."""
         return not self.strands
 
-    def at(self, index: int, lanes: NDArray[np.bool_] | None, strong: int = -1) -> Thread | None:
+    def at(self, index: int, lanes: NDArray[np.bool_] | None, strong: int = -1) -> WarpOrder | None:
         """Its thread, about to touch memory; None where the order of accesses is not checked."""
         return None if self.thread is None else self.thread.at(index, lanes, strong)
 
@@ -177,7 +175,7 @@ class Cta:
     cluster_coordinates: tuple[int, int, int]
     cluster: Cluster
     shared: SharedMemory
-    machine: Machine
+    machine: WarpHost
     position: Position
     warps: list[Warp] = field(default_factory=list)
     named: dict[int, CountedBarrier] = field(default_factory=dict)
@@ -200,6 +198,19 @@ class Cta:
         """Warps with lanes that have not exited."""
         return [warp for warp in self.warps if not warp.done]
 
+    def barrier_at(self, offset: int) -> MBarrier:
+        """The mbarrier at a shared offset.
+
+        Raises
+        ------
+        Fault
+            None lives there.
+        """
+        barrier = self.shared.barriers.get(offset)
+        if barrier is None:
+            raise Fault("barrier", f"no mbarrier lives at {self.barrier_name(offset)}")
+        return barrier
+
     def barrier_name(self, offset: int) -> str:
         """`stage_full[2]` where the program's record names it, else its offset."""
         relative = offset - self.machine.dynamic_start
@@ -210,7 +221,7 @@ class Cta:
         """What an offset of its shared memory is called."""
         return f"shared offset {offset - SHARED_START} of CTA {self.index}"
 
-    def init_barrier(self, offset: int, count: int, thread: Thread | None) -> None:
+    def init_barrier(self, offset: int, count: int, thread: WarpOrder | None) -> None:
         """`mbarrier.init` by a thread."""
         if offset in self.shared.barriers:
             raise Fault("barrier", f"{self.shared.barriers[offset]} is initialised again while it lives")
@@ -224,7 +235,7 @@ class Cta:
     def arrive(self, offset: int, count: int, tx_bytes: int = 0, released: Released | None = None) -> None:
         """`mbarrier.arrive`, after expecting bytes; `released` reaches those who wait, who are threads of this CTA."""
         self._refuse_exited()
-        barrier = barrier_at(self, offset)
+        barrier = self.barrier_at(offset)
         if released is not None and barrier.order is not None:
             barrier.order.arrivals.release(released.clock, released.position, released.scope, self.position)
         if barrier.arrive(count, tx_bytes):
@@ -232,14 +243,14 @@ class Cta:
 
     def expect_bytes(self, offset: int, num_bytes: int) -> None:
         """Bytes will land."""
-        barrier = barrier_at(self, offset)
+        barrier = self.barrier_at(offset)
         if barrier.expect_bytes(num_bytes):
             self.machine.wake(barrier.waiters)
 
     def complete_bytes(self, offset: int, num_bytes: int) -> None:
         """Bytes have landed."""
         self._refuse_exited()
-        barrier = barrier_at(self, offset)
+        barrier = self.barrier_at(offset)
         if barrier.complete_bytes(num_bytes):
             self.machine.wake(barrier.waiters)
 
@@ -252,14 +263,14 @@ class Cta:
         """(warpgroup, number of the wgmma) of those that some of its four warps have not issued."""
         return list(self._groups)
 
-    def match_warpgroup(self, warp: Warp, number: int, what: Any) -> None:
+    def match_warpgroup(self, warp: int, number: int, what: Any) -> None:
         """The four warps of a warpgroup must issue the same wgmmas with the same descriptors."""
-        key = (warp.index // 4, number)
+        key = (warp // 4, number)
         first, count = self._groups.get(key, (what, 0))
         if first != what:
             raise Fault(
                 "descriptor",
-                f"wgmma number {number} of warp {warp.index} is at PTX line {what[0]} with operands {what[1:]}; "
+                f"wgmma number {number} of warp {warp} is at PTX line {what[0]} with operands {what[1:]}; "
                 f"another warp of its warpgroup issued line {first[0]} with {first[1:]}",
             )
         self._groups[key] = (first, count + 1)
@@ -277,3 +288,30 @@ class Cluster:
     def live_warps(self) -> list[Warp]:
         """Warps of all CTAs with lanes that have not exited."""
         return [warp for cta in self.ctas for warp in cta.live_warps()]
+
+
+@dataclass(eq=False)
+class RemoteArrival(Pending):
+    """An arrival on its way to another CTA's barrier.
+
+    It is a release by its thread: earlier ones of the warp arrive before it, and whatever the warp releases later (an
+    arrival, a barrier, an atomic) comes after it (PTX ISA 8.8).
+    """
+
+    sender: Warp
+    cta: Cta
+    barrier_offset: int
+    count: int
+    tx_bytes: int = 0
+    where: Where | None = None
+    released: Released | None = None
+
+    def complete(self) -> None:
+        """Arrive, after the earlier ones."""
+        on_their_way = self.sender.remote_arrivals
+        while self in on_their_way:
+            first = on_their_way.pop(0)
+            try:
+                first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes, first.released)
+            except Fault as fault:
+                raise (fault.at(first.where) if first.where else fault) from None

@@ -1,4 +1,4 @@
-"""Many mutants, on several processors, into a file that a killed run leaves usable. Imports targets, trial, compile.
+"""Many mutants, on several processors, into a file that a killed run leaves usable.
 
 The file holds one JSON object a line: a header, then one object a mutant, written as soon as its site is done. A run
 with the same file goes on where the last one ended.

@@ -1,4 +1,4 @@
-"""Accesses moved in front of the wait before them. Imports ptx and operands of statements only.
+"""Accesses moved in front of the wait before them.
 
 An access that follows a wait in its basic block goes to the place where the wait begins, together with a copy of the
 arithmetic between the two that its operands need. Registers are written once on each path in what NVRTC prints, so

@@ -1,4 +1,4 @@
-"""Every mutant of a program, from its PTX. Imports operators, hoist, parse. Pure: text in, edits out."""
+"""Every mutant of a program, from its PTX. Pure: text in, edits out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mutation operators: what can go wrong with one instruction of a program. Imports statements and ptx.
+"""The mutation operators: what can go wrong with one instruction of a program.
 
 An operator is a name and a function from an instruction to the texts that may stand in its place. They are mechanical:
 an operator knows an instruction's form and nothing of the program.

@@ -1,7 +1,4 @@
-"""Mutants of anybody's kernel: a launch file's launches, with the unmutated kernel's bits as what is right.
-
-Imports targets, trial, sequence and arrays.
-"""
+"""Mutants of anybody's kernel: a launch file's launches, with the unmutated kernel's bits as what is right."""
 
 from __future__ import annotations
 

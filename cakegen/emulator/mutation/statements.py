@@ -1,4 +1,4 @@
-"""One PTX instruction as text that can be rewritten. Imports parse and ptx.
+"""One PTX instruction as text that can be rewritten.
 
 An operand that a mutation changes by an instruction of its own (`add`, `xor`) gets a register in a scope of its own,
 so that nothing else sees the change.

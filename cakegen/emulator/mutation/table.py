@@ -1,4 +1,4 @@
-"""Results of a campaign as a table, with the survivors and why they survive. Imports campaign and errors.
+"""Results of a campaign as a table, with the survivors and why they survive.
 
 A site counts as killed when the mutant of any program at it is. What is left is matched with the explanations: a list
 of objects whose `operator`, `change`, `instruction`, `line`, `site` and `key` are patterns (`*` where one is missing),

@@ -1,4 +1,4 @@
-"""Which programs are mutated, and where in the source a mutant is. Imports mutants, cases, compile and registry.
+"""Which programs are mutated, and where in the source a mutant is.
 
 Programs that come from one template hold the same sites again and again. A *site* is an operator's change at a chain
 of source lines: the line that the instruction was inlined from, and the lines that call it. A few programs hold every

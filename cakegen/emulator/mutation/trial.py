@@ -1,7 +1,4 @@
-"""One program unmutated, and its mutants under the schedules until one of them shows that a mutant is broken.
-
-Imports targets, launch, machine and cases.
-"""
+"""One program unmutated, and its mutants under the schedules until one of them shows that a mutant is broken."""
 
 from __future__ import annotations
 

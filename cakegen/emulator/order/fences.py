@@ -1,4 +1,4 @@
-"""`fence` and `membar` as what they do to a thread's clock. Imports ptx, shadow, vector_clock and errors.
+"""`fence` and `membar` as what they do to a thread's clock.
 
 PTX ISA 9.7.13.4.
 """
@@ -6,22 +6,29 @@ PTX ISA 9.7.13.4.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.order.shadow import GLOBAL_SPACE, OWN_SHARED, PEER_SHARED
 from cakegen.emulator.order.vector_clock import CLUSTER, SCOPES
+from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.text.ptx import Instruction
 from cakegen.errors import EmulationError
 
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.warp import Warp
-    from cakegen.emulator.order.thread import Thread
-
 Mask = NDArray[np.bool_] | None
-Fence = Callable[["Warp", Mask], None]
+
+
+class Fencing(Protocol):
+    """A warp, as far as fences go."""
+
+    @property
+    def thread(self) -> WarpOrder | None:
+        """How the checker of happens-before sees it; None: nothing is checked."""
+
+
+Fence = Callable[[Fencing, Mask], None]
 
 # `membar.gl` is `fence.sc.gpu` (PTX ISA 9.7.13.4)
 _SCOPES = {**SCOPES, "gl": SCOPES["gpu"]}
@@ -46,14 +53,14 @@ def decode_fence(instruction: Instruction) -> Fence:
     if effect is None:
         raise EmulationError(f"{instruction.place}: {instruction.text!r}: this form of fence is not modelled")
 
-    def fence(warp: Warp, lanes: Mask) -> None:
+    def fence(warp: Fencing, lanes: Mask) -> None:
         if warp.thread is not None and (lanes is None or lanes.any()):
             effect(warp.thread, lanes)
 
     return fence
 
 
-def _effect(instruction: Instruction) -> Callable[[Thread, Mask], None] | None:
+def _effect(instruction: Instruction) -> Callable[[WarpOrder, Mask], None] | None:
     kind, *rest = instruction.parts[1:] if instruction.root == "fence" else ("sc", *instruction.parts[1:])
     if kind == "mbarrier_init":
         return lambda thread, _: thread.fence_initialised()

@@ -1,4 +1,4 @@
-"""What launches that run side by side read and wrote, byte by byte. Imports numpy and faults.
+"""What launches that run side by side read and wrote, byte by byte.
 
 A launch that starts before the one in front of it in the stream has completed sees none of that one's writes for
 certain, also those from before its trigger; only `griddepcontrol.wait` orders the two (PTX ISA 9.7.13.13; CUDA C++
@@ -9,15 +9,13 @@ whichever comes first in this schedule, the conflict is seen when the second acc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.memory import Buffer
+from cakegen.emulator.machine.memory import Buffer
 
 Marks = NDArray[np.uint8]
 Offsets = NDArray[Any]

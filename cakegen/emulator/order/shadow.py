@@ -1,4 +1,4 @@
-"""Who wrote and who read each cell of a memory last. Imports numpy, faults, ptx and vector_clock only.
+"""Who wrote and who read each cell of a memory last.
 
 A cell is 16 bytes until a narrower access comes; then all cells of that memory become as narrow. So two threads that
 write neighbouring elements do not race, and most memories stay coarse.

@@ -1,4 +1,4 @@
-"""Leaf module: vector clocks, and the points through which they travel from one thread to another. Imports numpy only.
+"""Leaf module: vector clocks, and the points through which they travel from one thread to another.
 
 A *slot* is one thread of control: a warp, or an asynchronous unit (the copies that count on one mbarrier, the wgmmas of
 one warp). A vector clock says of every slot up to which time of that slot something is known. It has two rows:

@@ -1,4 +1,4 @@
-"""Arithmetic instructions as Python expressions on arrays of 32 lanes. Imports ptx, arithmetic and faults.
+"""Arithmetic instructions as Python expressions on arrays of 32 lanes.
 
 `ExpressionWriter.value` gives the text of an instruction's result and its type; `translate` puts such texts into one
 function a basic block. Families, not opcode strings: a type or a modifier that a family does not know is an error.

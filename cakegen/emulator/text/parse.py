@@ -1,4 +1,4 @@
-"""PTX text -> `Kernel`. Imports errors and ptx.
+"""PTX text -> `Kernel`.
 
 Reads what NVRTC 13.0 prints, and inline assembly as it was written: nested scopes with their own registers and labels,
 several instructions a line, comments. What it does not know is an EmulationError with its line, never skipped.

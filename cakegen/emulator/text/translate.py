@@ -1,4 +1,4 @@
-"""Kernel -> one Python function a basic block. Imports ptx, expressions, lane_ops and wgmma.
+"""Kernel -> one Python function a basic block.
 
 A block's function takes a warp, its registers and, in the divergent variant, the active lanes; it returns the next
 instruction's index, or a split. Blocks end at branches, at labels, and before a *stop*: an instruction through which
@@ -31,17 +31,14 @@ from cakegen.emulator.text.ptx import (
     Symbol,
     Vector,
 )
+from cakegen.emulator.text.stops import is_stop, needs_convergence
 from cakegen.emulator.units.launch_control import query_text
 from cakegen.emulator.units.wgmma.issue import decode_wgmma
 from cakegen.errors import EmulationError
 
 EXIT = -1
-# Executed by `synchronise`: warps meet here, or asynchronous work begins.
-STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap", "tcgen05", "griddepcontrol"}
-STOPS |= {"clusterlaunchcontrol.try_cancel"}
 # No effect here: hints and register counts.
 _NO_EFFECT = {"setmaxnreg", "nanosleep", "prefetch"}
-_STRONG = {"acquire", "release", "relaxed"}
 # With them, what caches are told: hints (PTX ISA 9.7.9.1, 9.7.9.2).
 _LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L2::128B", "L2::256B"}
 _LD_MODIFIERS |= {"ca", "cg", "cs", "L1::evict_first", "L1::evict_last"}
@@ -81,6 +78,11 @@ class Program:
         return frozenset(i for i, each in enumerate(self.kernel.instructions) if is_stop(each))
 
     @functools.cached_property
+    def converging(self) -> frozenset[int]:
+        """Instructions that want all lanes of the warp, or of their member mask."""
+        return frozenset(i for i, each in enumerate(self.kernel.instructions) if needs_convergence(each))
+
+    @functools.cached_property
     def accumulators(self) -> tuple[int, ...]:
         """Registers that hold sums of wgmmas, and those that are moved into them."""
         instructions = self.kernel.instructions
@@ -116,21 +118,6 @@ class Program:
             starts.append(last + 1)
             if instruction.operands and isinstance(instruction.operands[0], Label):
                 starts.append(instruction.operands[0].target)
-
-
-def is_stop(instruction: Instruction) -> bool:
-    """Whether an instruction ends a block and is executed by `synchronise`."""
-    parts = instruction.parts
-    if parts[0] == "bar" and parts[1:2] == ("warp",):
-        return False
-    strong = parts[0] in ("ld", "st") and bool(_STRONG & set(parts))
-    return parts[0] in STOPS or ".".join(parts[:2]) in STOPS or strong
-
-
-def needs_convergence(instruction: Instruction) -> bool:
-    """Whether all lanes of the warp (or of its member mask) must be at this instruction together."""
-    parts = instruction.parts
-    return "sync" in parts or "aligned" in parts or parts[0] in ("bar", "barrier")
 
 
 class _BlockWriter:

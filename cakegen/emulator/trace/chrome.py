@@ -1,4 +1,4 @@
-"""A trace as JSON that trace viewers open (Chrome's trace event format, which Perfetto reads). Imports trace.
+"""A trace as JSON that trace viewers open (Chrome's trace event format, which Perfetto reads).
 
 A CTA is a process, a warp or a lane of an asynchronous unit a thread. One microsecond of the file is one modelled step.
 """

@@ -1,4 +1,4 @@
-"""A machine that records who runs, waits and copies, on a time axis that is modelled. Imports machine, warp and copies.
+"""A machine that records who runs, waits and copies, on a time axis that is modelled.
 
 The emulator runs one warp at a time, in the adversary's order; a person wants to see warps side by side. So each warp
 has a clock of its own: an instruction takes one step, and a wait ends when what it waits for has happened on the clock
@@ -22,9 +22,10 @@ from cakegen.emulator.machine.operands import active_lanes, read_address, read_l
 from cakegen.emulator.machine.warp import Cta, Strand, Warp
 from cakegen.emulator.text.ptx import Instruction
 from cakegen.emulator.units.barriers import CountedBarrier, MBarrier
+from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.issue import CommitArrival
-from cakegen.emulator.units.tma.bulk_stores import BulkQueue, BulkStore
-from cakegen.emulator.units.tma.copies import Landing, Pending
+from cakegen.emulator.units.tma.bulk_groups import BulkQueue, BulkStore
+from cakegen.emulator.units.tma.copies import Landing
 from cakegen.emulator.units.wgmma.issue import Product, WgmmaUnit
 
 # Steps of a copy before its first byte, bytes that land in one step, steps of an arrival at another CTA, and of each 8
@@ -309,17 +310,17 @@ class TracedMachine(Machine):
         track, end = issuer, begin + ARRIVAL_STEPS
         if isinstance(operation, Landing):
             size = sum(num_bytes for _, num_bytes in operation.spans)
-            track, end = self._copy(operation.cta, what, size, begin)
+            track, end = self._copy(operation.cta.index, what, size, begin)
         elif isinstance(operation, BulkStore):
-            track, end = self._copy(operation.issuer, what, operation.values.size, begin)
+            track, end = self._copy(operation.issuer.index, what, operation.values.size, begin)
             self._stores[operation.queue] = Cause(end, track, what)
         super().land(operation)
         if cta is not None:
             self._note_changes(cta.cluster.ctas, Cause(end, track, what))
 
-    def _copy(self, cta: Cta, what: str, size: int, begin: float) -> tuple[Track, float]:
+    def _copy(self, cta: int, what: str, size: int, begin: float) -> tuple[Track, float]:
         """A copy's track and end: latencies overlap, bytes do not."""
-        track = Track(cta.index, 1000, "copies")
+        track = Track(cta, 1000, "copies")
         end = max(begin + COPY_STEPS, self._unit_free.get(track, 0.0)) + size / BYTES_A_STEP
         self._unit_free[track] = end
         self.trace.spans.append(Span(track, COPY, what.removeprefix("the "), begin, end))

@@ -1,4 +1,4 @@
-"""One cluster's pipeline of a trace as a picture. Imports trace, trace_json and errors; matplotlib where it draws."""
+"""One cluster's pipeline of a trace as a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mbarriers, named barriers and the cluster barrier as plain state. Imports numpy, faults, vector_clock.
+"""mbarriers, named barriers and the cluster barrier as plain state.
 
 PTX ISA 9.7.13.15 (mbarrier), 9.7.13.1 (bar), 9.7.13.3 (barrier.cluster).
 """

@@ -1,4 +1,4 @@
-"""Cluster launch control: a running cluster takes the place of one that has not started. Imports copies, operands.
+"""Cluster launch control: a running cluster takes the place of one that has not started.
 
 PTX ISA 9.7.13.17 (try_cancel), 9.7.13.18 (query_cancel). A response is 16 opaque bytes; here three numbers and a word
 that says what came of the request. A request may fail at any time, also while clusters still wait.
@@ -6,7 +6,7 @@ that says what came of the request. A request may fail at any time, also while c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.memory import SHARED_WINDOW
 from cakegen.emulator.machine.operands import locate, read_address, refused
+from cakegen.emulator.machine.ports import Issues, Triple
+from cakegen.emulator.machine.warp import Strand, Warp
 from cakegen.emulator.text.ptx import Instruction
-from cakegen.emulator.units.tma.copies import Landing, barrier_at, linear_write
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Strand, Warp
+from cakegen.emulator.units.tma.copies import Landing, linear_write
 
 Array = NDArray[Any]
 
@@ -28,7 +26,24 @@ _GRANTED, _REFUSED = 0xC1C0DE01, 0xC1C0DE00
 _FORM = {"async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128"}
 
 
-def run_launch_control(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+class Cancels(Protocol):
+    """Knows which clusters have not started."""
+
+    def cancel_cluster(self) -> Triple | None:
+        """The first CTA of a cluster that will not start; None: refused."""
+
+
+class LaunchControlHost(Issues, Protocol):
+    """What cluster launch control asks of its launch."""
+
+    @property
+    def residency(self) -> Cancels:
+        """Which clusters are there."""
+
+
+def run_launch_control(
+    machine: LaunchControlHost, strand: Strand, instruction: Instruction, active: Array, where: Where
+) -> None:
     """`clusterlaunchcontrol.try_cancel.async`: the response lands in this CTA, or in all of its cluster."""
     parts = set(instruction.parts[2:])
     if parts - _FORM or not {"async", "mbarrier::complete_tx::bytes", "b128"} <= parts:
@@ -53,7 +68,7 @@ def run_launch_control(machine: Machine, strand: Strand, instruction: Instructio
         for target in cta.cluster.ctas if "multicast::cluster::all" in parts else [cta]:
             if target.shared.exited:
                 raise Fault("exit", f"try_cancel with a response to CTA {target.index}, which has exited")
-            barrier_at(target, barrier)
+            target.barrier_at(barrier)
             spans = ((start, RESPONSE_BYTES),)
             landing = Landing(
                 target, spans, barrier, response, linear_write(start), "the response to try_cancel", where
@@ -62,7 +77,7 @@ def run_launch_control(machine: Machine, strand: Strand, instruction: Instructio
             machine.issue(landing)
 
 
-def _decide(machine: Machine) -> Array:
+def _decide(machine: LaunchControlHost) -> Array:
     corner = machine.residency.cancel_cluster()
     words = [0, 0, 0, _REFUSED] if corner is None else [*corner, _GRANTED]
     return np.array(words, np.uint32).view(np.uint8)

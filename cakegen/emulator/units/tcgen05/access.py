@@ -1,4 +1,4 @@
-"""tcgen05.ld, st and their waits: a warp and its 32 lanes of tensor memory. Imports tensor_memory, operands.
+"""tcgen05.ld, st and their waits: a warp and its 32 lanes of tensor memory.
 
 PTX ISA 9.7.16.8; shapes 9.7.16.2.3.
 """
@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.operands import read_address, read_lanes, refused, uniform
+from cakegen.emulator.machine.warp import Strand
 from cakegen.emulator.text.expressions import BANK_TYPES
 from cakegen.emulator.text.ptx import Address, Immediate, Instruction, Operand, Register, Vector
+from cakegen.emulator.units.tcgen05.issue import TensorHost
 from cakegen.emulator.units.tcgen05.tensor_memory import GROUP_LANES, Region, TensorMemory, split_address
 from cakegen.emulator.units.wgmma.issue import InFlight
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Strand
 
 Array = NDArray[Any]
 
@@ -123,7 +121,7 @@ class _Load:
     token: InFlight
 
 
-def load(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def load(machine: TensorHost, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.ld` (PTX ISA 9.7.16.8): registers are in flight until `wait::ld`."""
     warp, memory = strand.warp, strand.warp.cta.tensor_memory
     strict = machine.tensor.strict
@@ -165,7 +163,7 @@ def _write_registers(registers: list[Any], load: _Load) -> None:
         registers[register.index] = values.view(BANK_TYPES[register.bank])
 
 
-def wait_loads(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def wait_loads(machine: TensorHost, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.wait::ld` (PTX ISA 9.7.16.8)."""
     warp = strand.warp
     for load in warp.tensor.loads:
@@ -179,7 +177,7 @@ def wait_loads(machine: Machine, strand: Strand, instruction: Instruction) -> No
     warp.tensor.loads.clear()
 
 
-def store(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def store(machine: TensorHost, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.st` (PTX ISA 9.7.16.8): cells are in flight until `wait::st`."""
     warp, memory = strand.warp, strand.warp.cta.tensor_memory
     strict = machine.tensor.strict
@@ -204,7 +202,7 @@ def store(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     warp.tensor.stores.append((owner, access.regions))
 
 
-def wait_stores(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def wait_stores(machine: TensorHost, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.wait::st` (PTX ISA 9.7.16.8)."""
     warp = strand.warp
     for owner, regions in warp.tensor.stores:

@@ -1,4 +1,4 @@
-"""tcgen05.alloc, dealloc, relinquish_alloc_permit. Imports tensor_memory, operands, tcgen05_issue.
+"""tcgen05.alloc, dealloc, relinquish_alloc_permit.
 
 PTX ISA 9.7.16.7.
 """
@@ -6,23 +6,19 @@ PTX ISA 9.7.16.7.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.memory import SHARED_WINDOW
 from cakegen.emulator.machine.operands import park, read_address, read_lanes, uniform
+from cakegen.emulator.machine.warp import Strand
 from cakegen.emulator.text.ptx import Instruction
-from cakegen.emulator.units.tcgen05.issue import cta_group_of, pair_of
+from cakegen.emulator.units.tcgen05.issue import TensorHost, cta_group_of, pair_of
 from cakegen.emulator.units.tcgen05.tensor_memory import TensorMemory, split_address
 
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Strand
 
-
-def allocate(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def allocate(machine: TensorHost, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.alloc` (PTX ISA 9.7.16.7): waits for room; the address lands in shared memory."""
     group = cta_group_of(machine, instruction)
     address, columns = instruction.operands
@@ -46,7 +42,7 @@ def allocate(machine: Machine, strand: Strand, instruction: Instruction) -> None
     strand.warp.cta.shared.store(target, np.array([[start]], np.uint32).view(np.uint8), thread)
 
 
-def free(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def free(machine: TensorHost, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.dealloc` (PTX ISA 9.7.16.7)."""
     group = cta_group_of(machine, instruction)
     address, columns = (uniform(strand, read_lanes(strand, o, "u4"), "dealloc") for o in instruction.operands)
@@ -65,7 +61,7 @@ def free(machine: Machine, strand: Strand, instruction: Instruction) -> None:
     _together(machine, strand, instruction, group, ("dealloc", address, columns), give_back)
 
 
-def relinquish(machine: Machine, strand: Strand, instruction: Instruction) -> None:
+def relinquish(machine: TensorHost, strand: Strand, instruction: Instruction) -> None:
     """`tcgen05.relinquish_alloc_permit` (PTX ISA 9.7.16.7)."""
 
     def promise(memories: list[TensorMemory]) -> int:
@@ -78,7 +74,7 @@ def relinquish(machine: Machine, strand: Strand, instruction: Instruction) -> No
 
 
 def _together(
-    machine: Machine,
+    machine: TensorHost,
     strand: Strand,
     instruction: Instruction,
     cta_group: int,

@@ -1,25 +1,22 @@
-"""tcgen05.cp: shared memory to tensor memory, in order with later mmas of its thread. Imports tcgen05_issue, operands.
+"""tcgen05.cp: shared memory to tensor memory, in order with later mmas of its thread.
 
 PTX ISA 9.7.16.9. The source lies as a K-major operand does: rows of 16 or 32 bytes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.operands import read_address, read_lanes, refused
+from cakegen.emulator.machine.warp import Strand
 from cakegen.emulator.text.ptx import Instruction
 from cakegen.emulator.units.tcgen05.descriptors import check_reach
-from cakegen.emulator.units.tcgen05.issue import Issued, cta_group_of, pair_of
+from cakegen.emulator.units.tcgen05.issue import Issued, TensorHost, cta_group_of, pair_of
 from cakegen.emulator.units.tcgen05.tensor_memory import Region, split_address
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Strand
 
 Array = NDArray[Any]
 
@@ -34,7 +31,7 @@ _SHAPES: dict[tuple[str, ...], tuple[int, tuple[int, ...]]] = {
 }
 
 
-def run_tensor_copy(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+def run_tensor_copy(machine: TensorHost, strand: Strand, instruction: Instruction, active: Array) -> None:
     """Every active thread issues a whole copy; with cta_group::2 each CTA of the pair copies its own."""
     group = cta_group_of(machine, instruction)
     shape = tuple(part for part in instruction.parts[2:] if not part.startswith("cta_group"))
@@ -47,7 +44,7 @@ def run_tensor_copy(machine: Machine, strand: Strand, instruction: Instruction, 
 
 
 def _copy(
-    machine: Machine,
+    machine: TensorHost,
     strand: Strand,
     thread_lane: int,
     instruction: Instruction,

@@ -1,4 +1,4 @@
-"""Descriptors of tcgen05 decoded from their bits. Imports numpy, faults, memory.
+"""Descriptors of tcgen05 decoded from their bits.
 
 Shared-memory descriptor: PTX ISA 9.7.16.4.1; canonical layouts 9.7.16.10.2 and 9.7.16.3; instruction descriptor of
 kind::f16: 9.7.16.4.2.

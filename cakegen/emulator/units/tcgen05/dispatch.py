@@ -1,23 +1,20 @@
-"""The tcgen05 family: who runs what, and what a CTA must have finished when it exits. Imports tcgen05_*, operands."""
+"""The tcgen05 family: who runs what, and what a CTA must have finished when it exits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.operands import refused
+from cakegen.emulator.machine.warp import Cta, Strand
 from cakegen.emulator.text.ptx import Instruction
 from cakegen.emulator.units.tcgen05 import access as tcgen05_access
 from cakegen.emulator.units.tcgen05 import alloc as tcgen05_alloc
 from cakegen.emulator.units.tcgen05.copy import run_tensor_copy
-from cakegen.emulator.units.tcgen05.issue import run_commit, uncommitted
+from cakegen.emulator.units.tcgen05.issue import TensorHost, run_commit, uncommitted
 from cakegen.emulator.units.tcgen05.mma import run_mma
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Cta, Strand
 
 Array = NDArray[Any]
 
@@ -32,7 +29,7 @@ _COLLECTIVE = {
 }
 
 
-def run_tcgen05(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+def run_tcgen05(machine: TensorHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """Any instruction of the family."""
     what = instruction.parts[1]
     if what == "mma":
@@ -55,7 +52,7 @@ def run_tcgen05(machine: Machine, strand: Strand, instruction: Instruction, acti
         raise refused(instruction)
 
 
-def check_tensor_exit(machine: Machine, cta: Cta) -> None:
+def check_tensor_exit(machine: TensorHost, cta: Cta) -> None:
     """Refuse the exit of a CTA that holds columns, or whose mmas nothing has covered."""
     memory = cta.tensor_memory if machine.tensor.cta_group else None
     if memory is None:

@@ -1,4 +1,4 @@
-"""What threads have issued to the tensor core, and tcgen05.commit. Imports tensor_memory, copies, operands.
+"""What threads have issued to the tensor core, and tcgen05.commit.
 
 Something issued is complete for others when a commit of the thread that issued it has arrived at its mbarrier. Until
 then the cells that it writes are in flight and what it reads is held; touching either is a fault.
@@ -8,26 +8,25 @@ PTX ISA 9.7.16.12 (commit), 9.7.16.6 (what is ordered).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
-from cakegen.emulator.machine.memory import SHARED_WINDOW
+from cakegen.emulator.machine.memory import SHARED_WINDOW, SharedMemory
 from cakegen.emulator.machine.operands import locate, read_address, read_lanes, refused
+from cakegen.emulator.machine.ports import Issues, Wakes
+from cakegen.emulator.machine.warp import Cta, Strand
 from cakegen.emulator.order.vector_clock import CLUSTER, CTA, Released
+from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.text.ptx import Instruction
+from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.descriptors import InstructionDescriptor, OperandTable, decode_instruction
 from cakegen.emulator.units.tcgen05.tensor_memory import Owner, Region, TensorMemory
-from cakegen.emulator.units.tma.copies import Pending, barrier_at, require_initialised
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.memory import SharedMemory
-    from cakegen.emulator.machine.warp import Cta, Strand
-    from cakegen.emulator.order.thread import Thread as ClockThread
+from cakegen.emulator.units.tma.copies import require_initialised
 
 Array = NDArray[Any]
 
@@ -80,7 +79,7 @@ class IssueQueue:
     access: int = 0
     commits: int = 0
 
-    def unit(self, thread: ClockThread | None, cta: int, what: str) -> tuple[int, int]:
+    def unit(self, thread: WarpOrder | None, cta: int, what: str) -> tuple[int, int]:
         """Slot and time of what is issued now."""
         if thread is not None:
             if self.slot < 0:
@@ -89,7 +88,7 @@ class IssueQueue:
                 self.access = thread.clocks.begin(thread, what, self.slot, self.commits + 1)
         return self.slot, self.commits + 1
 
-    def hold(self, thread: ClockThread | None, shared: SharedMemory, granules: Array, what: str) -> None:
+    def hold(self, thread: WarpOrder | None, shared: SharedMemory, granules: Array, what: str) -> None:
         """Something issued reads shared memory, by the asynchronous proxy, until it is complete."""
         shared.begin_read(granules, what)
         if thread is not None:
@@ -132,7 +131,26 @@ class TensorUnit:
         return self._decoded[key]
 
 
-def cta_group_of(machine: Machine, instruction: Instruction) -> int:
+class TensorHost(Issues, Wakes, Protocol):
+    """What tcgen05 asks of its launch."""
+
+    @property
+    def tensor(self) -> TensorUnit:
+        """Its state of the launch."""
+
+    @property
+    def elect_salt(self) -> int:
+        """Which of the free columns an allocation takes."""
+
+    @property
+    def multiply_add(self) -> Callable[[Array, Array, Array], Array]:
+        """The tensor core's arithmetic."""
+
+    def note_tensor_work(self, name: str, columns: int) -> None:
+        """Something was issued to a CTA's tensor core."""
+
+
+def cta_group_of(machine: TensorHost, instruction: Instruction) -> int:
     """1 or 2; all tcgen05 instructions of a kernel must agree (PTX ISA 9.7.16.7)."""
     groups = [int(part[-1]) for part in instruction.parts if part in ("cta_group::1", "cta_group::2")]
     if len(groups) != 1:
@@ -186,14 +204,14 @@ class CommitArrival(Pending):
             each.retire()
         self.queue.issued = [each for each in self.queue.issued if not each.retired]
         self.cta.landings -= 1
-        order = barrier_at(self.cta, self.barrier_offset).order
+        order = self.cta.barrier_at(self.barrier_offset).order
         if order is not None and self.queue.slot >= 0:
             # as of a copy: who waits for the barrier learns it, whatever its scope
             order.arrivals.land(self.queue.slot, self.time, self.cta.position, CTA)
         self.cta.arrive(self.barrier_offset, 1, released=self.released)
 
 
-def run_commit(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+def run_commit(machine: TensorHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """`tcgen05.commit`: covers what the executing thread has issued, and nothing else."""
     group = cta_group_of(machine, instruction)
     parts = set(instruction.parts[2:])
@@ -217,14 +235,14 @@ def run_commit(machine: Machine, strand: Strand, instruction: Instruction, activ
         released = None if thread is None else thread.released(CLUSTER)
         what = "the arrival of a tcgen05.commit"
         for target in targets:
-            require_initialised(thread, barrier_at(target, offset))
+            require_initialised(thread, target.barrier_at(offset))
             arrival = CommitArrival(queue, covered, target, offset, what, queue.commits, released, where)
             target.landings += 1
             queue.arrivals.append(arrival)
             machine.issue(arrival)
 
 
-def _in_window(machine: Machine, generic: int) -> int:
+def _in_window(machine: TensorHost, generic: int) -> int:
     """The shared address that a generic one names; published kernels pass a shared one, and a device takes it."""
     if generic < SHARED_WINDOW:
         if machine.tensor.strict:

@@ -1,4 +1,4 @@
-"""tcgen05.mma. Imports tensor_memory, tensor_descriptors, tcgen05_issue, operands.
+"""tcgen05.mma.
 
 The accumulator is in flight from issue until a commit covers it, for all but the mmas that the ISA orders behind, and
 the operands are held. The sum itself is done at issue: with everything held, no legal moment gives another result.
@@ -9,23 +9,20 @@ PTX ISA 9.7.16.10; what is ordered: 9.7.16.6.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.operands import read_address, read_lanes, refused
+from cakegen.emulator.machine.warp import Strand
 from cakegen.emulator.text.ptx import Address, Immediate, Instruction, Negated, Operand, Register, Vector
 from cakegen.emulator.units.tcgen05.descriptors import InstructionDescriptor, check_reach
-from cakegen.emulator.units.tcgen05.issue import Issued, cta_group_of, pair_of
+from cakegen.emulator.units.tcgen05.issue import Issued, TensorHost, cta_group_of, pair_of
 from cakegen.emulator.units.tcgen05.tensor_memory import GROUP_LANES, LANES, Region, TensorMemory, split_address
 from cakegen.emulator.units.tensor_core import bf16_to_f32
 from cakegen.errors import EmulationError
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Strand
 
 Array = NDArray[Any]
 
@@ -84,7 +81,7 @@ class _Operands:
     skipped_lanes: tuple[Array, ...]
 
 
-def run_mma(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+def run_mma(machine: TensorHost, strand: Strand, instruction: Instruction, active: Array) -> None:
     """`tcgen05.mma`: every active thread issues a whole one."""
     group = cta_group_of(machine, instruction)
     modifiers = set(instruction.parts[2:]) - {f"cta_group::{group}", "kind::f16"} - _COLLECTORS.keys()
@@ -97,7 +94,7 @@ def run_mma(machine: Machine, strand: Strand, instruction: Instruction, active: 
         _Mma(machine, strand, int(lane), instruction, operands, group).issue()
 
 
-def _collect(machine: Machine, strand: Strand, operands: _Operands, use: str) -> None:
+def _collect(machine: TensorHost, strand: Strand, operands: _Operands, use: str) -> None:
     """A that comes from the collector's buffer must be what an mma before has filled it with."""
     shape, cta, kept = operands.descriptor, strand.warp.cta.index, machine.tensor.collected
     a = (operands.a, operands.a_in_tensor_memory, shape.m, shape.a_across, shape.a_half)
@@ -110,7 +107,7 @@ def _collect(machine: Machine, strand: Strand, operands: _Operands, use: str) ->
     kept[cta] = a if use in ("fill", "use") else None
 
 
-def _read_operands(machine: Machine, strand: Strand, instruction: Instruction, lane: int, group: int) -> _Operands:
+def _read_operands(machine: TensorHost, strand: Strand, instruction: Instruction, lane: int, group: int) -> _Operands:
     target, a, b, idesc, *rest = instruction.operands
     in_tensor_memory = isinstance(a, Address)
     mask = rest[0] if isinstance(rest[0], Vector) else None
@@ -162,7 +159,13 @@ class _Mma:
     """One mma as it is issued, by one thread, for its CTA or its pair."""
 
     def __init__(
-        self, machine: Machine, strand: Strand, lane: int, instruction: Instruction, operands: _Operands, cta_group: int
+        self,
+        machine: TensorHost,
+        strand: Strand,
+        lane: int,
+        instruction: Instruction,
+        operands: _Operands,
+        cta_group: int,
     ) -> None:
         shape = operands.descriptor
         self._machine, self._unit, self._warp = machine, machine.tensor, strand.warp

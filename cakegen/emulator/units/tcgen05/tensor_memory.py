@@ -1,4 +1,4 @@
-"""Tensor memory of one CTA: cells, allocation, and what is in flight. Imports numpy, faults, vector_clock.
+"""Tensor memory of one CTA: cells, allocation, and what is in flight.
 
 128 lanes x 512 columns of 32-bit cells (PTX ISA 9.7.16.1). Nothing is initialised: a fresh allocation holds NaNs that
 no value of a program has. What asynchronous instructions still read or write is marked in groups of 16 lanes, the
@@ -8,17 +8,15 @@ finest unit in which they touch a column.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.order.vector_clock import EXECUTED, VectorClock
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.warp import Warp
-    from cakegen.emulator.text.ptx import Instruction
+from cakegen.emulator.order.warp_order import WarpOrder
+from cakegen.emulator.text.ptx import Instruction
 
 Array = NDArray[Any]
 
@@ -100,6 +98,38 @@ class TensorTraffic:
     accesses: int = 0
 
 
+class TensorCta(Protocol):
+    """A CTA, as reports name it."""
+
+    @property
+    def index(self) -> int:
+        """Linear index in the grid."""
+
+
+class TensorWarp(Protocol):
+    """A warp, as far as tensor memory goes."""
+
+    @property
+    def number(self) -> int:
+        """The same for the same warp in every run."""
+
+    @property
+    def index(self) -> int:
+        """In its CTA."""
+
+    @property
+    def cta(self) -> TensorCta:
+        """Its CTA."""
+
+    @property
+    def tensor(self) -> TensorTraffic:
+        """What it has going on."""
+
+    @property
+    def thread(self) -> WarpOrder | None:
+        """How the checker of happens-before sees it; None: nothing is checked."""
+
+
 @dataclass(frozen=True)
 class Allocation:
     """Columns that `tcgen05.alloc` gave out."""
@@ -138,7 +168,7 @@ class TensorMemory:
     last_stamp: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), np.int64))
     # the last access is a load of which its wait is taken for enough
     loaded: Array = field(default_factory=lambda: np.zeros((8, COLUMNS), bool))
-    touched_by: dict[int, Warp] = field(default_factory=dict)
+    touched_by: dict[int, TensorWarp] = field(default_factory=dict)
 
     # ---- allocation ----
 
@@ -229,7 +259,7 @@ class TensorMemory:
             )
 
     def hand_over(
-        self, region: Region, warp: Warp, what: str, unit: tuple[int, int] | None = None, needs_fence: bool = True
+        self, region: Region, warp: TensorWarp, what: str, unit: tuple[int, int] | None = None, needs_fence: bool = True
     ) -> None:
         """A warp touches cells: another that touched them last must come before, and both must have fenced.
 
@@ -260,7 +290,7 @@ class TensorMemory:
             slot, time = unit or (warp.thread.slot, warp.thread.now)
             self.last_stamp[region.marks] = slot << 32 | time
 
-    def _require_order(self, region: Region, warp: Warp, what: str, last: Array, others: Array) -> None:
+    def _require_order(self, region: Region, warp: TensorWarp, what: str, last: Array, others: Array) -> None:
         numbers, stamps = self.last_access[region.marks], self.last_stamp[region.marks]
         for number in np.unique(last[others]):
             other = self.touched_by[int(number)]
@@ -278,7 +308,7 @@ class TensorMemory:
             if int(numbers[last == number].max()) > other.tensor.fenced:
                 raise Fault("fence", f"{who}: it has executed no tcgen05.fence::before_thread_sync since")
 
-    def _require_complete(self, region: Region, warp: Warp, what: str, last: Array) -> None:
+    def _require_complete(self, region: Region, warp: TensorWarp, what: str, last: Array) -> None:
         """What the warp itself issued asynchronously must be known to be complete: a commit was waited for."""
         for stamp in map(int, np.unique(self.last_stamp[region.marks][last == warp.number])):
             if warp.thread is not None and not warp.thread.clock.knows(EXECUTED, stamp >> 32, stamp & 0xFFFFFFFF):
@@ -288,7 +318,7 @@ class TensorMemory:
                     "a commit that covers it stands between",
                 )
 
-    def check_order_of_free(self, columns: slice, warp: Warp) -> None:
+    def check_order_of_free(self, columns: slice, warp: TensorWarp) -> None:
         """`dealloc` comes behind whoever touched the columns last; it is synchronous, so no tcgen05 fence is needed.
 
         A load that needs no fence is over with its wait: it must come first, but need not be visible to this warp.

@@ -1,4 +1,4 @@
-"""mbarriers, and what completes on them: tensor and bulk copies, `st.async`. Imports copies, operands and faults.
+"""mbarriers, and what completes on them: tensor and bulk copies, `st.async`.
 
 A parked wait tries again from its instruction once the barrier's phase has changed.
 """
@@ -6,29 +6,34 @@ A parked wait tries again from its instruction once the barrier's phase has chan
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.memory import OFFSET_MASK, RANK_SHIFT
-from cakegen.emulator.machine.operands import locate, park, read_address, read_lanes, refused, tensor_box, write_lanes
+from cakegen.emulator.machine.operands import (
+    HasTensorMaps,
+    locate,
+    park,
+    read_address,
+    read_lanes,
+    refused,
+    tensor_box,
+    write_lanes,
+)
+from cakegen.emulator.machine.ports import HasAdversary, HasMemory, Issues
+from cakegen.emulator.machine.warp import Cta, RemoteArrival, Strand
 from cakegen.emulator.order.vector_clock import CTA, SCOPES
 from cakegen.emulator.text.ptx import Instruction, Sink, Vector
 from cakegen.emulator.units.barriers import MBarrier
 from cakegen.emulator.units.tma.copies import (
-    RemoteArrival,
-    barrier_at,
     bulk_landing,
     require_initialised,
     store_landing,
     tensor_landing,
 )
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Cta, Strand
 
 Array = NDArray[Any]
 
@@ -50,7 +55,11 @@ _MBARRIER_FORMS = {
 }
 
 
-def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+class CopyHost(Issues, HasMemory, HasAdversary, HasTensorMaps, Protocol):
+    """What copies and mbarriers ask of their launch."""
+
+
+def run_mbarrier(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """`mbarrier.*`, lane by lane."""
     what = instruction.parts[1]
     if instruction.parts[-1] != "b64" or not set(instruction.parts[2:]) <= _MBARRIER_FORMS.get(what, set()):
@@ -75,7 +84,7 @@ def run_mbarrier(machine: Machine, strand: Strand, instruction: Instruction, act
         if what == "init":
             cta.init_barrier(offset, int(count[lane]), thread)
             continue
-        require_initialised(thread, barrier_at(cta, offset))
+        require_initialised(thread, cta.barrier_at(offset))
         if what == "inval":
             del cta.shared.barriers[offset]
         elif what == "expect_tx":
@@ -101,7 +110,7 @@ def _scope(instruction: Instruction) -> int:
     return next((SCOPES[part] for part in instruction.parts[2:] if part in SCOPES), CTA)
 
 
-def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Array) -> None:
+def _wait(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array) -> None:
     """`try_wait.parity`: parks where it would fail, until the barrier's phase changes; may fail first."""
     if "parity" not in instruction.parts:
         raise refused(instruction)
@@ -114,7 +123,7 @@ def _wait(machine: Machine, strand: Strand, instruction: Instruction, active: Ar
     completed: list[MBarrier] = []
     for address, parity in set(zip(addresses[active].tolist(), parities[active].tolist(), strict=True)):
         cta, offset = locate(strand, address, False)
-        barrier = barrier_at(cta, offset)
+        barrier = cta.barrier_at(offset)
         here = (addresses == np.uint32(address)) & (parities == np.uint32(parity))
         if parity > 1:
             raise Fault("barrier", f"{barrier}: waited for with parity {parity}")
@@ -171,7 +180,7 @@ def _destinations(
         yield peer, start, peer.peer(rank & ~1 | parity) if paired else peer, barrier_offset
 
 
-def run_copy(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+def run_copy(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """`cp.async.bulk` and `cp.async.bulk.tensor` to shared memory; `cp.async.bulk.prefetch.L2`."""
     if instruction.parts[1:] == ("async", "bulk", "prefetch", "L2", "global"):
         check_prefetch(strand, instruction, active)
@@ -215,7 +224,7 @@ def check_prefetch(strand: Strand, instruction: Instruction, active: Array) -> N
         raise Fault("out-of-bounds", f"a prefetch of {where}: both must be multiples of 16")
 
 
-def run_store_async(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+def run_store_async(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """`st.async.v4.b32`."""
     parts = set(instruction.parts[2:]) - {"weak"}
     source = instruction.operands[1]

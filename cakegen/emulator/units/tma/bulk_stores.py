@@ -1,6 +1,6 @@
 """TMA stores and reductions, shared memory to global, and the bulk groups of the thread that issues them.
 
-Imports copies, operands, reductions, tensor_view. PTX ISA 9.7.9.25 (bulk copies and their groups), 9.7.9.27 (tensors).
+PTX ISA 9.7.9.25 (bulk copies and their groups), 9.7.9.27 (tensors).
 
 From its issue until a wait of its own thread covers it, a store's source is held: a write to it is a fault. So the
 source is read at issue; no legal moment would give other bytes. The write to global memory happens when the adversary
@@ -10,155 +10,34 @@ says, at the latest when a `wait_group` without `.read` asks for it, or when the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
-from cakegen.emulator.machine.memory import GRANULE, SHARED_START, Buffer, SharedMemory
-from cakegen.emulator.machine.operands import locate, park, read_address, read_lanes, refused, tensor_box
-from cakegen.emulator.order.vector_clock import GPU
+from cakegen.emulator.machine.memory import GRANULE, SHARED_START, SharedMemory
+from cakegen.emulator.machine.operands import HasTensorMaps, locate, park, read_address, read_lanes, refused, tensor_box
+from cakegen.emulator.machine.ports import Issues
+from cakegen.emulator.machine.warp import Strand, Warp
+from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.text.ptx import Immediate, Instruction
-from cakegen.emulator.units.tma.copies import Pending
-from cakegen.emulator.units.tma.reductions import OPERATIONS, Reduction, find_reduction
+from cakegen.emulator.units.tma.bulk_groups import BulkQueue, BulkStore, StoreTarget, Target
+from cakegen.emulator.units.tma.reductions import OPERATIONS, find_reduction
 from cakegen.emulator.units.tma.tensor_view import TensorView
 from cakegen.runtime.tensor_map import SWIZZLE_BYTES
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.machine import Machine
-    from cakegen.emulator.machine.warp import Cta, Strand, Warp
-    from cakegen.emulator.order.thread import Thread
 
 Array = NDArray[Any]
 
 _TO_GLOBAL = ("global", "shared::cta", "bulk_group")
 _BOX_ALIGN = 128
-_WORD_BYTES = 8
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
-    """Where a store goes: rows of `width` bytes of an allocation."""
-
-    buffer: Buffer
-    offsets: Array
-    width: int
-
-    @property
-    def rows(self) -> Array:
-        """Their numbers."""
-        return self.offsets // self.width
+class StoreHost(StoreTarget, Issues, HasTensorMaps, Protocol):
+    """What bulk stores ask of their launch."""
 
 
-@dataclass(eq=False)
-class BulkStore(Pending):
-    """One store or reduction. `cta` issued it; `values` are the bytes that go to the target, `[rows, width]`."""
-
-    machine: Machine
-    queue: BulkQueue
-    issuer: Cta
-    granules: Array
-    target: Target
-    values: Array
-    reduction: Reduction | None
-    what: str
-    where: Where | None = None
-    held: bool = True
-    landed: bool = False
-
-    def complete(self) -> None:
-        """Write, and let go on who waits for it."""
-        target, memory = self.target, self.machine.memory
-        offsets = target.offsets.astype(np.uint64)
-        if offsets.size:
-            if self.reduction is not None:
-                memory.note_read(target.buffer, offsets, target.width)
-            memory.note_write(target.buffer, offsets, target.width, self.issuer.index)
-            rows, index = target.buffer.rows(target.width), target.rows
-            rows[index] = self.values if self.reduction is None else self.reduction(rows[index], self.values)
-        self.landed = True
-        self.machine.wake(self.queue.waiters)
-        if self.machine.watched:
-            words = offsets[:, None] + np.arange(0, target.width, _WORD_BYTES, dtype=np.uint64)
-            self.machine.touch(np.uint64(target.buffer.base) + words.ravel())
-
-    def release(self) -> None:
-        """Its source may change."""
-        if self.held:
-            self.held = False
-            self.issuer.shared.end_read(self.granules)
-
-
-@dataclass(eq=False)
-class BulkQueue:
-    """What one thread has stored and not waited for, in its groups.
-
-    For the checker of happens-before these are two units: reads of sources, and writes; a group's number is their time.
-
-    Parameters
-    ----------
-    open
-        Stores that no commit has put into a group yet.
-    groups
-        Committed ones, the oldest first; those that a wait has covered are gone.
-    """
-
-    open: list[BulkStore] = field(default_factory=list)
-    groups: list[list[BulkStore]] = field(default_factory=list)
-    waiters: list[Strand] = field(default_factory=list)
-    committed: int = 0
-    units: tuple[int, int] | None = None
-
-    def begin(self, thread: Thread, store: BulkStore) -> None:
-        """The issuing thread must come after who wrote the source, and who used the target."""
-        clocks = thread.clocks
-        if self.units is None:
-            cta = store.issuer.index
-            self.units = clocks.add_unit(cta), clocks.add_unit(cta)
-        time = self.committed + 1
-        number = clocks.begin(thread, store.what, self.units[0], time)
-        clocks.begin_read(thread, number, clocks.shadow(store.issuer.shared), store.granules)
-        target = store.target
-        if not target.offsets.size:
-            return
-        shadow = clocks.shadow(target.buffer)
-        if store.reduction is None:
-            number = clocks.begin(thread, store.what, self.units[1], time)
-        else:
-            # each element by an atomic of its own, relaxed at the scope of the GPU
-            number = clocks.begin(thread, store.what, self.units[1], time, strong=GPU)
-            clocks.begin_read(thread, number, shadow, target.rows, target.width)
-        clocks.begin_write(thread, number, shadow, target.rows, target.width)
-
-    def commit(self) -> None:
-        """`commit_group`: an empty one is a group too."""
-        self.groups.append(self.open)
-        self.committed += 1
-        self.open = []
-
-    def wait(self, most: int, read_only: bool, thread: Thread | None) -> BulkStore | None:
-        """Wait for all groups but the newest `most`; returns what is not done yet."""
-        covered = self.groups[: max(len(self.groups) - most, 0)]
-        late = next((store for group in covered for store in group if not store.landed), None)
-        if late is not None and not read_only:
-            return late
-        for store in (store for group in covered for store in group):
-            store.release()
-        if thread is not None and self.units is not None:
-            for unit in self.units[: 1 if read_only else 2]:
-                thread.learn(unit, self.committed - most)
-        if not read_only:
-            del self.groups[: len(covered)]
-        return None
-
-    def holding(self) -> BulkStore | None:
-        """A store whose source may still be read."""
-        return next((store for group in (*self.groups, self.open) for store in group if store.held), None)
-
-
-def run_bulk_group(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+def run_bulk_group(machine: StoreHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """Stores, reductions, `commit_group` and `wait_group`."""
     parts = instruction.parts
     if parts[3:] == ("commit_group",):
@@ -188,7 +67,7 @@ def _wait(strand: Strand, instruction: Instruction, active: Array) -> None:
             return
 
 
-def _store(machine: Machine, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
+def _store(machine: StoreHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     parts = [part for part in instruction.parts[1:] if part not in ("tile", "L2::cache_hint", "noftz")]
     reduces = parts[0] == "reduce"
     operation = next((part for part in parts if part in OPERATIONS), "") if reduces else ""
@@ -218,15 +97,15 @@ def _store(machine: Machine, strand: Strand, instruction: Instruction, active: A
             raise Fault("output", f"a {what}; it is an input")
         what = f"the {what}" if not reduces else f"the {what} ({operation})"
         store = BulkStore(machine, queue, strand.warp.cta, granules, target, values, reduction, what, where)
-        _issue(store, strand.warp.at(strand.pc - 1, active & (np.arange(32) == lane)))
+        _issue(machine, store, strand.warp.at(strand.pc - 1, active & (np.arange(32) == lane)))
 
 
-def _issue(store: BulkStore, thread: Thread | None) -> None:
+def _issue(machine: Issues, store: BulkStore, thread: WarpOrder | None) -> None:
     store.issuer.shared.begin_read(store.granules, store.what, whole=False)
     if thread is not None:
         store.queue.begin(thread, store)
     store.queue.open.append(store)
-    store.machine.issue(store)
+    machine.issue(store)
 
 
 def _shared_start(strand: Strand, instruction: Instruction, lane: int) -> int:
@@ -283,7 +162,7 @@ def _span(shared: SharedMemory, start: int, size: int) -> Array:
     return np.arange(start // GRANULE, (start + size) // GRANULE)
 
 
-def _linear_target(machine: Machine, address: int, start: int, size: int) -> Target:
+def _linear_target(machine: StoreHost, address: int, start: int, size: int) -> Target:
     if size == 0 or (size | address | start) % GRANULE:
         raise Fault("out-of-bounds", f"a bulk store of {size} bytes, {start:#x} -> {address:#x}: multiples of 16")
     rows = np.uint64(address) + GRANULE * np.arange(size // GRANULE, dtype=np.uint64)

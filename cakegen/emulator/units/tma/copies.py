@@ -1,4 +1,4 @@
-"""Asynchronous copies as operations that are issued now and land later. Imports numpy, faults, memory, tensor_view.
+"""Asynchronous copies as operations that are issued now and land later.
 
 A destination is undefined from issue to landing; its barrier gets the bytes when they have landed. Sources are read
 when the copy lands, which is the latest moment that the ISA allows (PTX ISA 9.7.9.25 to 9.7.9.27, 9.7.9.12).
@@ -8,33 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.memory import GRANULE, Buffer, GlobalMemory
-from cakegen.emulator.order.vector_clock import CLUSTER, CTA, Released
+from cakegen.emulator.machine.warp import Cta
+from cakegen.emulator.order.vector_clock import CLUSTER, CTA
+from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.units.barriers import BarrierOrder, MBarrier
+from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tma.tensor_view import TensorView
 from cakegen.runtime.tensor_map import SWIZZLE_BYTES
 
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.warp import Cta, Warp
-    from cakegen.emulator.order.thread import Thread
-
 Array = NDArray[Any]
-
-
-class Pending:
-    """Something issued that has not happened yet; `where` says who issued it."""
-
-    where: Where | None = None
-
-    def complete(self) -> None:
-        """Let it happen."""
-        raise NotImplementedError
 
 
 @dataclass(eq=False)
@@ -57,7 +46,7 @@ class Landing(Pending):
     source: Source | None = None
     generic: bool = False
     signals: Cta | None = None
-    _thread: Thread | None = field(init=False, default=None)
+    _thread: WarpOrder | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
 
     @property
@@ -65,16 +54,16 @@ class Landing(Pending):
         """Where its barrier is."""
         return self.signals or self.cta
 
-    def begin(self, thread: Thread | None) -> None:
+    def begin(self, thread: WarpOrder | None) -> None:
         """Mark the destination; the thread must come after who used it, and after who wrote the source."""
         for start, size in self.spans:
             self.cta.shared.begin_write(start, size, self.what)
         self.cta.landings += 1
-        order = barrier_at(self.barrier_cta, self.barrier_offset).order
+        order = self.barrier_cta.barrier_at(self.barrier_offset).order
         if thread is not None and order is not None:
             self._check(thread, order)
 
-    def _check(self, thread: Thread, order: BarrierOrder) -> None:
+    def _check(self, thread: WarpOrder, order: BarrierOrder) -> None:
         if not thread.knows_barrier(order):
             raise Fault("race", f"{self.what} counts on a barrier, and nothing orders that behind its mbarrier.init")
         clocks = thread.clocks
@@ -99,7 +88,7 @@ class Landing(Pending):
 
     def _publish(self) -> None:
         """Who waits for the phase sees the bytes; those of a peer's `st.async` only at the cluster's scope."""
-        barrier = barrier_at(self.barrier_cta, self.barrier_offset)
+        barrier = self.barrier_cta.barrier_at(self.barrier_offset)
         order = barrier.order
         if self._thread is None or order is None:
             return
@@ -115,33 +104,6 @@ class Source:
 
     buffer: Buffer
     granules: Callable[[], Array]
-
-
-@dataclass(eq=False)
-class RemoteArrival(Pending):
-    """An arrival on its way to another CTA's barrier.
-
-    It is a release by its thread: earlier ones of the warp arrive before it, and whatever the warp releases later (an
-    arrival, a barrier, an atomic) comes after it (PTX ISA 8.8).
-    """
-
-    sender: Warp
-    cta: Cta
-    barrier_offset: int
-    count: int
-    tx_bytes: int = 0
-    where: Where | None = None
-    released: Released | None = None
-
-    def complete(self) -> None:
-        """Arrive, after the earlier ones."""
-        on_their_way = self.sender.remote_arrivals
-        while self in on_their_way:
-            first = on_their_way.pop(0)
-            try:
-                first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes, first.released)
-            except Fault as fault:
-                raise (fault.at(first.where) if first.where else fault) from None
 
 
 def linear_write(start: int) -> Callable[[Array, Array], None]:
@@ -213,21 +175,7 @@ def store_landing(cta: Cta, starts: Array, rows: Array, barrier_offset: int, whe
     return Landing(cta, spans, barrier_offset, lambda: rows, write, "the st.async", where, generic=True)
 
 
-def barrier_at(cta: Cta, offset: int) -> MBarrier:
-    """The mbarrier at a shared offset.
-
-    Raises
-    ------
-    Fault
-        None lives there.
-    """
-    barrier = cta.shared.barriers.get(offset)
-    if barrier is None:
-        raise Fault("barrier", f"no mbarrier lives at {cta.barrier_name(offset)}")
-    return barrier
-
-
-def require_initialised(thread: Thread | None, barrier: MBarrier) -> None:
+def require_initialised(thread: WarpOrder | None, barrier: MBarrier) -> None:
     """Refuse the use of a barrier that nothing orders behind its initialisation."""
     if thread is not None and barrier.order is not None and not thread.knows_barrier(barrier.order):
         raise Fault("race", f"{barrier} is used, and nothing orders that behind its mbarrier.init")

@@ -1,4 +1,4 @@
-"""What `cp.reduce.async.bulk` does to the elements that it meets. Imports arithmetic and numpy only.
+"""What `cp.reduce.async.bulk` does to the elements that it meets.
 
 PTX ISA 9.7.9.25.4 and 9.7.9.27.1 (`cp.reduce.async.bulk`, and the same of tensors).
 """

@@ -1,22 +1,19 @@
-"""A tensor map over an allocation: which elements and bytes a box holds (PTX ISA 5.5). Imports memory, tensor_map."""
+"""A tensor map over an allocation: which elements and bytes a box holds (PTX ISA 5.5)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine.memory import GRANULE, Buffer, GlobalMemory
+from cakegen.emulator.machine.memory import GRANULE, AccessAccount, Buffer, GlobalMemory
 from cakegen.errors import EmulationError
 from cakegen.runtime.tensor_map import SWIZZLE_BYTES
-
-if TYPE_CHECKING:
-    from cakegen.emulator.order.overlap import LaunchAccesses
 
 Array = NDArray[Any]
 # Where a box and its tensor overlap: in the box, in the tensor; slowest dimension first.
@@ -69,7 +66,7 @@ class TensorView:
 
     record: MapRecord
     buffer: Buffer
-    accesses: LaunchAccesses | None = None
+    accesses: AccessAccount | None = None
     elements: Array = field(init=False)
     writers: Array | None = field(init=False)
 

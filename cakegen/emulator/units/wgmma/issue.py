@@ -1,4 +1,4 @@
-"""wgmma of one warp: descriptors, chains of accumulators in flight, groups. Imports faults, ptx, wgmma_operands.
+"""wgmma of one warp: descriptors, chains of accumulators in flight, groups.
 
 A warp computes its own 16 of the 64 rows. Between the instruction and the wait that covers its group, the accumulator
 registers are in flight (reading one is a fault), and the operands in shared memory are held: a write to them is a
@@ -8,19 +8,19 @@ fault. The sum itself happens when the adversary says, in order along one accumu
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.memory import SharedMemory
+from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.text.ptx import Immediate, Instruction, Register, Vector
-from cakegen.emulator.units.wgmma.operands import Tile, decode_descriptor
+from cakegen.emulator.units.wgmma.operands import Tile, TileTable, decode_descriptor
 from cakegen.errors import EmulationError
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.warp import Warp
 
 Array = NDArray[Any]
 
@@ -127,11 +127,66 @@ class Group:
     held: list[Array] = field(default_factory=list)
 
 
+class ProductCta(Protocol):
+    """A CTA, as far as wgmma goes."""
+
+    @property
+    def index(self) -> int:
+        """Linear index in the grid."""
+
+    @property
+    def shared(self) -> SharedMemory:
+        """Where operands are."""
+
+    def match_warpgroup(self, warp: int, number: int, what: Any) -> None:
+        """The four warps of a warpgroup must issue the same wgmmas with the same descriptors."""
+
+
+class ProductWarp(Protocol):
+    """A warp, as far as wgmma goes."""
+
+    @property
+    def index(self) -> int:
+        """In its CTA."""
+
+    @property
+    def cta(self) -> ProductCta:
+        """Its CTA."""
+
+    @property
+    def thread(self) -> WarpOrder | None:
+        """How the checker of happens-before sees it; None: nothing is checked."""
+
+
+class ProductHost(Protocol):
+    """What wgmma asks of its launch."""
+
+    @property
+    def tiles(self) -> TileTable:
+        """Where operands lie."""
+
+    @property
+    def multiply_add(self) -> Callable[[Array, Array, Array], Array]:
+        """The tensor core's arithmetic."""
+
+    @property
+    def accumulators(self) -> tuple[int, ...]:
+        """Registers that hold sums, and those that are moved into them."""
+
+    @property
+    def constants(self) -> Sequence[Array]:
+        """What the translated blocks hold as constants."""
+
+    def schedule_product(self, unit: WgmmaUnit, product: Product) -> None:
+        """A product was issued."""
+
+
 class WgmmaUnit:
     """The wgmma state of one warp."""
 
-    def __init__(self, warp: Warp) -> None:
+    def __init__(self, warp: ProductWarp, host: ProductHost) -> None:
         self._warp = warp
+        self._host = host
         self._chains: dict[tuple[int, ...], Chain] = {}
         self._fresh: list[Product] = []
         self._uncommitted = Group()
@@ -155,7 +210,7 @@ class WgmmaUnit:
     def fence(self, R: list[Any]) -> None:
         """`wgmma.fence`: what registers hold now is there for the wgmmas that follow."""
         if self._warp.thread is not None:
-            self._fenced = {index: R[index] for index in self._warp.machine.program.accumulators}
+            self._fenced = {index: R[index] for index in self._host.accumulators}
 
     def issue(self, form: WgmmaForm, R: list[Any], index: int) -> None:
         """`wgmma.mma_async`, the instruction of that index; `flush` must follow before anything else touches memory."""
@@ -163,9 +218,9 @@ class WgmmaUnit:
         shared = warp.cta.shared
         a = decode_descriptor(R[form.a], "a")
         b = decode_descriptor(R[form.b], "b")
-        warp.cta.match_warpgroup(warp, self._issued, (form.instruction.place.ptx_line, a, b))
+        warp.cta.match_warpgroup(warp.index, self._issued, (form.instruction.place.ptx_line, a, b))
         self._issued += 1
-        tile = warp.machine.tiles.tile(a, b, warp.index % 4, form.n, shared)
+        tile = self._host.tiles.tile(a, b, warp.index % 4, form.n, shared)
         self._fresh.append(Product(self._chain(form, R), form, tile, index))
 
     def flush(self) -> None:
@@ -179,7 +234,7 @@ class WgmmaUnit:
         fresh, self._fresh = self._fresh, []
         if not fresh:
             return
-        granules = self._warp.machine.tiles.union(tuple(product.tile for product in fresh))
+        granules = self._host.tiles.union(tuple(product.tile for product in fresh))
         try:
             self._hold(granules, fresh[0].index)
         except Fault:
@@ -190,7 +245,7 @@ class WgmmaUnit:
         for product in fresh:
             product.chain.pending.append(product)
             self._uncommitted.products.append(product)
-            self._warp.machine.schedule_product(self, product)
+            self._host.schedule_product(self, product)
 
     def _hold_alone(self, product: Product) -> None:
         """As of several, so that a fault names the product."""
@@ -220,7 +275,7 @@ class WgmmaUnit:
         fenced = self._fenced
         if not form.accumulate or all(R[index] is fenced.get(index) for index in form.registers):
             return
-        there = {id(value) for value in (*fenced.values(), *self._warp.machine.program.writer.constants)}
+        there = {id(value) for value in (*fenced.values(), *self._host.constants)}
         for number, index in enumerate(form.registers):
             value = R[index]
             if id(value) not in there and id(value.base) not in there:
@@ -248,7 +303,7 @@ class WgmmaUnit:
             first = pending.pop(0)
             elements = self._warp.cta.shared.data.view(np.uint16)
             sums = first.chain.sums if first.form.accumulate else np.zeros_like(first.chain.sums)
-            first.chain.sums = self._warp.machine.multiply_add(elements[first.tile.a], elements[first.tile.b], sums)
+            first.chain.sums = self._host.multiply_add(elements[first.tile.a], elements[first.tile.b], sums)
 
     def commit(self) -> None:
         """`wgmma.commit_group`."""

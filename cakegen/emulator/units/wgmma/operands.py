@@ -1,20 +1,17 @@
-"""Operands of wgmma in shared memory: descriptors, and where a tile's elements lie. Imports faults and memory."""
+"""Operands of wgmma in shared memory: descriptors, and where a tile's elements lie."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine.memory import GRANULE
+from cakegen.emulator.machine.memory import GRANULE, SharedMemory
 from cakegen.errors import EmulationError
-
-if TYPE_CHECKING:
-    from cakegen.emulator.machine.memory import SharedMemory
 
 Array = NDArray[Any]
 # Start and stride between 8-row groups, in bytes; and the base offset: the 128-byte row of 1024 bytes in which the

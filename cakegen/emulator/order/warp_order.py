@@ -1,4 +1,4 @@
-"""A warp as the checker of happens-before sees it: its clock, and how the clock grows. Imports shadow, vector_clock.
+"""A warp as the checker of happens-before sees it: its clock, and how the clock grows.
 
 A warp has one clock, but its lanes are told apart: an access is *open* until a release by its own lanes, a barrier
 or a `bar.warp.sync` covers it. Open accesses are known to nobody else. To another lane of the warp an access is known
@@ -7,32 +7,25 @@ once a barrier or a `bar.warp.sync` has come, or what was released behind it has
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cakegen.emulator.order.shadow import PEER_SHARED
+from cakegen.emulator.order.access_order import LANE_BITS, AccessOrder, Memory
+from cakegen.emulator.order.shadow import PEER_SHARED, Access
 from cakegen.emulator.order.vector_clock import EXECUTED, GPU, VISIBLE, Position, Released, SyncPoint, VectorClock
-
-if TYPE_CHECKING:
-    from cakegen.emulator.order.clocks import Clocks
-    from cakegen.emulator.order.shadow import Access
-    from cakegen.emulator.units.barriers import BarrierOrder
+from cakegen.emulator.units.barriers import BarrierOrder
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_] | None
-# A buffer of global memory, or the shared memory of a CTA.
-Memory = object
-# A lane's code: its warp's slot, then so many bits for the lane.
-LANE_BITS = 6
 
 
-class Thread:
+class WarpOrder:
     """One warp, as the checker sees it."""
 
-    def __init__(self, clocks: Clocks, slot: int, low: int, size: int, position: Position, warp: int) -> None:
+    def __init__(self, clocks: AccessOrder, slot: int, low: int, size: int, position: Position, warp: int) -> None:
         self.clocks = clocks
         self.slot = slot
         self.position = position
@@ -68,7 +61,7 @@ class Thread:
         orders: bool = False,
         chained: bool = False,
         collective: bool = False,
-    ) -> Thread:
+    ) -> WarpOrder:
         """Itself, about to touch memory by the instruction of that index.
 
         Parameters
@@ -282,3 +275,12 @@ class Thread:
         clock = clock or VectorClock(self.slot, 1)
         clock.join(self._initialised, EXECUTED)
         return clock
+
+
+def admit_warps(clocks: AccessOrder, positions: Sequence[Position], warps: int) -> list[list[WarpOrder]]:
+    """The warps of a cluster's CTAs; nothing is known to them."""
+    low, size, firsts = clocks.admit(positions, warps)
+    return [
+        [WarpOrder(clocks, first + warp, low, size, position, warp) for warp in range(warps)]
+        for first, position in zip(firsts, positions, strict=True)
+    ]

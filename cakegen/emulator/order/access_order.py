@@ -1,13 +1,14 @@
-"""Happens-before: threads with vector clocks, and the order that their accesses need. Imports shadow and vector_clock.
+"""Happens-before: threads with vector clocks, and the order that their accesses need.
 
 How the rest of the emulator reports to it:
 
-* a warp owns a `Thread`; its weak and strong accesses go to `Clocks.read` and `Clocks.write`;
-* what one thread leaves for another goes through a `SyncPoint`: `Thread.release` there, `Thread.acquire` here;
-* an asynchronous operation is an `Access` of a *unit*'s slot (`Clocks.add_unit`). Issue it with `Clocks.begin`, report
-  what it touches with `begin_read` and `begin_write` (checked against the issuing thread, at issue), and let its
-  completion reach threads: a barrier's unit counts phases (`SyncPoint.land`), a pipe in order counts its groups
-  (`Thread.learn`). An operation whose time is not known at issue is `IN_FLIGHT` until `Access.time` is set.
+* a warp owns a `WarpOrder`; its weak and strong accesses go to `AccessOrder.read` and `AccessOrder.write`;
+* what one thread leaves for another goes through a `SyncPoint`: `WarpOrder.release` there, `WarpOrder.acquire` here;
+* an asynchronous operation is an `Access` of a *unit*'s slot (`AccessOrder.add_unit`). Issue it with
+  `AccessOrder.begin`, report what it touches with `begin_read` and `begin_write` (checked against the issuing thread,
+  at issue), and let its completion reach threads: a barrier's unit counts phases (`SyncPoint.land`), a pipe in
+  order counts its groups (`WarpOrder.learn`). An operation whose time is not known at issue is
+  `IN_FLIGHT` until `Access.time` is set.
 
 Two conflicting accesses need an edge: the later thread must know the earlier access (`VISIBLE`), or, where a write
 follows a read, that it was performed (`EXECUTED`). A generic write that an asynchronous operation reads or overwrites
@@ -18,28 +19,59 @@ a `bar.warp.sync`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.order.shadow import IN_FLIGHT, WIDEST, Access, ReaderSets, Shadow
-from cakegen.emulator.order.thread import LANE_BITS, Memory, Thread
-from cakegen.emulator.order.vector_clock import EXECUTED, VISIBLE, Position, SyncPoint
+from cakegen.emulator.order.vector_clock import EXECUTED, VISIBLE, Position, SyncPoint, VectorClock
 from cakegen.emulator.text.ptx import Instruction
 
 Array = NDArray[Any]
+# A buffer of global memory, or the shared memory of a CTA.
+Memory = object
 # Which cells: a memory, rows of it, and the bytes of a row.
 Cells = tuple[Shadow, Array, int]
 
 # Units a CTA gets beside its warps, next to them: mbarriers and pipes. Later ones cost a wider clock.
 _UNITS_A_CTA = 24
+# A lane's code: its warp's slot, then so many bits for the lane.
+LANE_BITS = 6
 # From so many cells on, one or two numbers are looked for first.
 _MANY = 64
 
 
-class Clocks:
+class Accessor(Protocol):
+    """A warp that touches memory: `WarpOrder`, as far as its accesses go."""
+
+    index: int
+    strong: int
+    lanes: NDArray[np.bool_] | None
+    slot: int
+    warp: int
+    position: Position
+    clock: VectorClock
+    known: set[int]
+    known_to_proxy: set[int]
+    known_readers: set[int]
+    recent: dict[tuple[int, bool], int]
+    open: list[Access]
+    unfenced: tuple[list[Access], ...]
+
+    @property
+    def several_lanes(self) -> int:
+        """The code of more than one lane of this warp."""
+
+    def lane_codes(self, count: int) -> Array:
+        """`[count, 1]`: which lane of which warp makes each of the accesses."""
+
+    def is_apart(self, access: Access) -> bool:
+        """Whether it is the warp's own, and its lanes do not know of each other's part in it yet."""
+
+
+class AccessOrder:
     """The order of all accesses of one launch.
 
     Parameters
@@ -61,17 +93,17 @@ class Clocks:
 
     # ---- slots ----
 
-    def admit(self, positions: Sequence[Position], warps: int) -> list[list[Thread]]:
-        """Threads of a cluster's CTAs; nothing is known to them."""
+    def admit(self, positions: Sequence[Position], warps: int) -> tuple[int, int, list[int]]:
+        """Slots for a cluster: the first, how many, and the first of each CTA's warps (`admit_warps`)."""
         per_cta = warps + _UNITS_A_CTA
         low, size = self._next_slot, per_cta * len(positions)
         self._next_slot += size
-        threads = []
+        firsts = []
         for number, position in enumerate(positions):
             first = low + number * per_cta
-            threads.append([Thread(self, first + warp, low, size, position, warp) for warp in range(warps)])
+            firsts.append(first)
             self._spare[position.cta] = list(range(first + per_cta - 1, first + warps - 1, -1))
-        return threads
+        return low, size, firsts
 
     def add_unit(self, cta: int) -> int:
         """A slot for an asynchronous unit of a CTA."""
@@ -100,7 +132,7 @@ class Clocks:
 
     # ---- accesses of a thread ----
 
-    def read(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
+    def read(self, thread: Accessor, shadow: Shadow, rows: Array, width: int) -> None:
         """A generic read of rows of `width` bytes by a thread, where it is `at`.
 
         Raises
@@ -116,7 +148,7 @@ class Clocks:
             self._note_reading_lanes(thread, lanes[1], reads[rows], rows)
         self._add_reader(thread, number, reads, rows)
 
-    def write(self, thread: Thread, shadow: Shadow, rows: Array, width: int) -> None:
+    def write(self, thread: Accessor, shadow: Shadow, rows: Array, width: int) -> None:
         """A generic write.
 
         Raises
@@ -139,7 +171,7 @@ class Clocks:
 
     def begin(
         self,
-        thread: Thread,
+        thread: Accessor,
         what: str,
         slot: int,
         time: int = IN_FLIGHT,
@@ -162,7 +194,7 @@ class Clocks:
         """The time of an operation's slot at which it is complete."""
         self._accesses[number].time = time
 
-    def begin_read(self, thread: Thread, number: int, shadow: Shadow, rows: Array, width: int = WIDEST) -> None:
+    def begin_read(self, thread: Accessor, number: int, shadow: Shadow, rows: Array, width: int = WIDEST) -> None:
         """An operation reads rows of `width` bytes, by default 16-byte granules.
 
         Raises
@@ -174,7 +206,7 @@ class Clocks:
         self._require_writes(thread, number, writes[rows], (shadow, rows, width), VISIBLE)
         self._add_reader(thread, number, reads, rows)
 
-    def begin_write(self, thread: Thread, number: int, shadow: Shadow, rows: Array, width: int = WIDEST) -> None:
+    def begin_write(self, thread: Accessor, number: int, shadow: Shadow, rows: Array, width: int = WIDEST) -> None:
         """An operation writes rows of `width` bytes, by default 16-byte granules.
 
         Raises
@@ -191,13 +223,13 @@ class Clocks:
 
     # ---- inside ----
 
-    def _access(self, thread: Thread, what: str, slot: int, time: int, **rest: Any) -> int:
+    def _access(self, thread: Accessor, what: str, slot: int, time: int, **rest: Any) -> int:
         instruction = self._instructions[thread.index]
         access = Access(slot, time, thread.position, instruction, thread.warp, thread.lanes, what, **rest)
         self._accesses.append(access)
         return len(self._accesses) - 1
 
-    def _number(self, thread: Thread, writes: bool, space: int) -> int:
+    def _number(self, thread: Accessor, writes: bool, space: int) -> int:
         """The number of a thread's access by its instruction, the same until the thread's clock ticks.
 
         Parameters
@@ -219,7 +251,7 @@ class Clocks:
                 access.lanes = None if thread.lanes is None else access.lanes | thread.lanes
         return number
 
-    def _note_reading_lanes(self, thread: Thread, codes: Array, before: Array, rows: Array) -> None:
+    def _note_reading_lanes(self, thread: Accessor, codes: Array, before: Array, rows: Array) -> None:
         """Who reads now; several lanes where this thread has read the cell before and nothing covers that yet."""
         own = thread.lane_codes(rows.size)
         for each in _distinct(before):
@@ -229,7 +261,7 @@ class Clocks:
         codes[rows] = own
 
     def _crosses_lanes(
-        self, thread: Thread, access: Access, earlier: Access, marked: Array, cells: Cells, which: int
+        self, thread: Accessor, access: Access, earlier: Access, marked: Array, cells: Cells, which: int
     ) -> bool:
         """Whether another lane of the thread made an access at the marked cells."""
         shadow, rows, width = cells
@@ -243,7 +275,7 @@ class Clocks:
         other = (codes != thread.lane_codes(rows.size)) & (codes >> LANE_BITS == thread.slot)
         return bool((other & marked).any())
 
-    def _add_reader(self, thread: Thread, number: int, reads: Array, rows: Array) -> None:
+    def _add_reader(self, thread: Accessor, number: int, reads: Array, rows: Array) -> None:
         before = reads[rows]
         sets = _distinct(before)
         if len(sets) == 1:
@@ -254,7 +286,7 @@ class Clocks:
             after[before == each] = self._readers.add(each, number, thread.clock)
         reads[rows] = after
 
-    def _require_writes(self, thread: Thread, number: int, before: Array, cells: Cells, row: int) -> None:
+    def _require_writes(self, thread: Accessor, number: int, before: Array, cells: Cells, row: int) -> None:
         """Every last write comes before, and, if generic, is fenced for an operation of the asynchronous proxy.
 
         `row` says what must be known of a write by an asynchronous operation: to write over it, that it was performed.
@@ -276,7 +308,7 @@ class Clocks:
             elif not (earlier.asynchronous and earlier.is_before(thread.clock, row)) and not access.tolerates(earlier):
                 raise self._race(thread, access, earlier, _first(before, each, cells))
 
-    def _require_reads(self, thread: Thread, number: int, before: Array, cells: Cells) -> None:
+    def _require_reads(self, thread: Accessor, number: int, before: Array, cells: Cells) -> None:
         """Every read since the last write has been performed."""
         access = self._accesses[number]
         for each in _distinct(before) - thread.known_readers:
@@ -294,7 +326,7 @@ class Clocks:
                 elif not access.tolerates(earlier):
                     raise self._race(thread, access, earlier, _first(before, each, cells))
 
-    def _race(self, thread: Thread, access: Access, earlier: Access, place: str) -> Fault:
+    def _race(self, thread: Accessor, access: Access, earlier: Access, place: str) -> Fault:
         why = "nothing orders the two"
         if earlier.asynchronous and earlier.time == IN_FLIGHT:
             why = "the other is still in flight"
