@@ -4,6 +4,7 @@ A wheel carries the three folders under `cakegen/_data`; a checkout has them bes
 written into an installed package.
 """
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -33,3 +34,12 @@ def exports_root() -> Path:
 def generated_root() -> Path:
     """One folder an export, each written by `cakegen export`."""
     return shipped_root() / "generated"
+
+
+def is_path(name: str | Path) -> bool:
+    """Whether a name is written as a path: it holds a separator, or begins with a dot.
+
+    Anything else is the name of what is shipped, and is never looked for in the current folder: whoever can write there
+    would choose what is compiled and launched.
+    """
+    return isinstance(name, Path) or os.sep in name or name.startswith(".")

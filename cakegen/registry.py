@@ -1,6 +1,7 @@
-"""Reads a generated tree's registry module. Imports errors, model and paths; never jinja2, pydantic, torch or libcuda.
+"""Reads a generated tree's registry module. Imports leaf modules and model; never jinja2, pydantic, torch or libcuda.
 
-A registry (`cake_jit.py`) holds literals only and is parsed, not executed:
+A registry (`cake_jit.py`) holds literals only and is parsed, not executed. It may be anybody's, so what reaches another
+program or a terminal (names, keys, compiler options) is checked here:
 
 `SCHEMA_VERSION`
     A text; this reader refuses any other than its own, so that no field is ever guessed.
@@ -30,10 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cakegen import paths
+from cakegen import paths, plain_files
 from cakegen.arch import INT32_MAX
+from cakegen.compiler_flags import is_macro, refused_flag
 from cakegen.errors import RegistryError
 from cakegen.model import Model, from_literal, to_literal
+from cakegen.visible import unseen_text
 
 SCHEMA = 2
 """Raised by hand where the same fields mean something else; that fields differ is seen without it."""
@@ -220,7 +223,8 @@ class Registry:
         """
         file = self.csrc / file_name
         try:
-            return file.read_text(encoding="utf-8")
+            name = file.relative_to(self.root).as_posix()
+            return plain_files.as_text(plain_files.read_below(self.root, name))
         except OSError as error:
             raise RegistryError(f"{file}: {error.strerror}; run `cakegen export {self.export}`") from None
         except UnicodeDecodeError as error:
@@ -238,7 +242,7 @@ class Registry:
         texts = tuple((name, self.read(name)) for name in (program.kernel_source, *program.headers))
         wanted = dict(program.closure_digest).get(arch)
         found = closure_digest(arch, texts, program.flags)
-        if wanted not in (None, found):
+        if wanted != found:
             raise RegistryError(
                 f"{self.csrc / program.kernel_source}: it and its headers are not those of this registry (digest "
                 f"{found[:12]} for {arch}; {REGISTRY_FILE} says {wanted}). A file was edited, or the tree was replaced "
@@ -255,28 +259,29 @@ def load_registry(export_or_path: str | Path = "kimi_k3_latent_moe") -> Registry
     RegistryError
         No such tree, a damaged module, or an unknown schema version.
     """
-    root = Path(export_or_path)
+    shown = ascii(str(export_or_path)[:_SHOWN_CHARACTERS])
+    named = not paths.is_path(export_or_path)
+    root = paths.generated_root() / export_or_path if named else Path(export_or_path)
     try:
-        if not (root / REGISTRY_FILE).is_file():
-            root = paths.generated_root() / str(export_or_path)
-            if not _FILE_NAME.fullmatch(str(export_or_path)) and not (root / REGISTRY_FILE).is_file():
-                raise RegistryError(
-                    f"{str(export_or_path)[:_SHOWN_CHARACTERS]!r}: no tree with {REGISTRY_FILE} there; name an export,"
-                    " or a folder DIR/<export> that `cakegen export FILE --dest DIR` wrote"
-                )
+        if not (root / REGISTRY_FILE).is_file() and not (named and _FILE_NAME.fullmatch(str(export_or_path))):
+            raise RegistryError(
+                f"{shown}: no tree with {REGISTRY_FILE} there; name an export, or a folder DIR/<export> that `cakegen"
+                " export FILE --dest DIR` wrote"
+            )
         return _load(root.resolve())
     except (OSError, ValueError) as error:
-        shown = str(export_or_path)[:_SHOWN_CHARACTERS]
-        raise RegistryError(f"{shown!r} can't be the name of an export or a folder ({error})") from None
+        raise RegistryError(f"{shown} can't be the name of an export or a folder ({error})") from None
 
 
 @functools.lru_cache(maxsize=32)
 def _load(root: Path) -> Registry:
     file = root / REGISTRY_FILE
     if not file.is_file():
-        raise RegistryError(f"{file}: no registry there; run `cakegen export {root.name}`")
+        raise RegistryError(
+            f"{file}: no registry there; run `cakegen export {root.name}`. A folder is written as a path: ./{root.name}"
+        )
     try:
-        values = parse_literals(file.read_text(encoding="utf-8"), str(file))
+        values = parse_literals(plain_files.as_text(plain_files.read_below(root, REGISTRY_FILE)), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise RegistryError(f"{file}: can't be read ({error}); export again") from None
     version = values["SCHEMA_VERSION"]
@@ -291,6 +296,8 @@ def _load(root: Path) -> Registry:
         kernels = {str(key): programs[name].name for key, name in values["KERNELS"].items()}
         specializations = {str(key): _constants(key, given) for key, given in values["SPECIALIZATIONS"].items()}
         _check_file_name("EXPORT", values["EXPORT"])
+        if unseen := unseen_text(values):
+            raise RegistryError(f"needs printable texts; got {unseen[:_SHOWN_CHARACTERS]!a}")
     except (AttributeError, KeyError, TypeError, ValueError, RegistryError) as error:
         where = "MODULES, KERNELS, SPECIALIZATIONS or EXPORT"
         raise RegistryError(f"{file}: damaged {where} ({type(error).__name__}: {error}); export again") from None
@@ -305,7 +312,7 @@ def _check_file_name(where: str, name: object) -> None:
 
 def _constants(key: object, given: Any) -> dict[str, int]:
     for name, value in given.items():
-        if not isinstance(name, str) or type(value) is not int:
+        if not isinstance(name, str) or not is_macro(name) or type(value) is not int:
             raise RegistryError(f"SPECIALIZATIONS of {key!r}: needs names with int values; got {name!r}: {value!r}")
     return dict(given)
 
@@ -317,6 +324,10 @@ def _checked(program: Program) -> Program:
         raise RegistryError(f"{program.name}: needs two sources, kernel and binding; got {list(program.sources)}")
     for name in (program.name, *program.sources, *program.headers):
         _check_file_name(program.name, name)
+    if refused := refused_flag(program.flags):
+        raise RegistryError(f"{program.name}: {refused}")
+    if odd := sorted(set(program.arches) ^ {arch for arch, _ in program.closure_digest}):
+        raise RegistryError(f"{program.name}: needs one closure_digest for each of its arches; see {odd[0]!a}")
     launch = program.launch
     if not all(1 <= extent <= _MOST_THREADS for extent in (*launch.block, *launch.cluster)):
         raise RegistryError(f"{program.name}: block {launch.block}, cluster {launch.cluster}: 1 … {_MOST_THREADS} each")

@@ -6,11 +6,12 @@ import itertools
 import re
 import shutil
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from gpu_cases import GuardedPartials, remembered
+from sealed_trees import resealed
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import control_words, form_of, partials_elems, plan_route
@@ -103,7 +104,7 @@ def guarded_partials(model: Model, device: torch.device, sm_count: int) -> Guard
 def edited_tree(
     registry: Registry, folder: Path, chosen: Callable[[Program], bool], pattern: str, replacement: str
 ) -> Registry:
-    """A copy of a tree in which one place of every chosen kernel is another text; its registry holds no digests."""
+    """A copy of a tree in which one place of every chosen kernel is another text; the registry has its digests."""
     root = Path(shutil.copytree(registry.root, folder / registry.export))
     edited = 0
     for program in registry.programs.values():
@@ -114,6 +115,4 @@ def edited_tree(
             file.write_text(text, encoding="utf-8")
             edited += 1
     assert edited, f"{registry.export} holds no such kernel"
-    copied = load_registry(root)
-    programs = {name: replace(program, closure_digest=()) for name, program in copied.programs.items()}
-    return remembered(replace(copied, programs=programs))
+    return remembered(resealed(load_registry(root)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cakegen.model import to_literal
-from cakegen.registry import SCHEMA_VERSION, LaunchRecord
+from cakegen.registry import SCHEMA_VERSION, LaunchRecord, closure_digest
 
 EXPORT = "small"
 PREAMBLE = "cake_small_device_common.cuh"
@@ -55,7 +55,8 @@ class SmallProgram:
     @property
     def name(self) -> str:
         """A name like a generated one: a hash."""
-        return f"cake_{EXPORT}_{hashlib.sha256(f'{self.key}{self.stages}{self.salt}'.encode()).hexdigest()[:20]}"
+        identity = f"{self.key}{self.stages}{self.salt}".encode(errors="replace")
+        return f"cake_{EXPORT}_{hashlib.sha256(identity).hexdigest()[:20]}"
 
     def kernel(self) -> str:
         """The device half."""
@@ -89,6 +90,13 @@ class SmallProgram:
         }
 
 
+def sealed_record(program: SmallProgram, preamble: str = PREAMBLE_TEXT) -> dict[str, Any]:
+    """The registry's record with the digests of what it is compiled from."""
+    record = program.record()
+    closure = ((f"{program.name}_kernel.cu", program.kernel()), (PREAMBLE, preamble))
+    return record | {"closure_digest": {a: closure_digest(a, closure, record["flags"]) for a in program.arches}}
+
+
 def small_programs() -> list[SmallProgram]:
     """Two of one role, and one of another."""
     return [
@@ -115,12 +123,12 @@ def write_small_tree(
         "SCHEMA_VERSION": schema,
         "EXPORT": EXPORT,
         "MODEL": model or {"dims": {"hidden": 512}, "targets": [{"arch": "sm_90a", "sm_counts": [132]}]},
-        "MODULES": {program.name: program.record() for program in programs},
+        "MODULES": {program.name: sealed_record(program, preamble) for program in programs},
         "KERNELS": {program.key: program.name for program in programs},
         "SPECIALIZATIONS": {program.key: dict(program.constants) for program in programs},
     }
     text = "\n".join(f"{name} = {pprint.pformat(value)}" for name, value in values.items())
-    (root / "cake_jit.py").write_text(text)
+    (root / "cake_jit.py").write_text(text, encoding="utf-8")
     (csrc / PREAMBLE).write_text(preamble)
     for program in programs:
         (csrc / f"{program.name}_kernel.cu").write_text(program.kernel())

@@ -12,11 +12,14 @@ from import_circles import circles, import_graph
 import cakegen
 
 ROOT = Path(cakegen.__file__).parent
-LEAVES = {"errors"}
+LEAVES = {"errors", "compiler_flags", "plain_files", "visible"}
 ALLOWED = {
     "__init__": set(),
     "errors": set(),
     "paths": set(),
+    "compiler_flags": set(),
+    "plain_files": set(),
+    "visible": set(),
     "arch": LEAVES,
     "rules": set(),
     "model": LEAVES | {"arch", "rules"},

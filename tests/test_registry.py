@@ -12,6 +12,7 @@ import pytest
 from models import tiny_model
 
 from cakegen import paths
+from cakegen import registry as registry_module
 from cakegen.errors import RegistryError
 from cakegen.model import to_literal
 from cakegen.registry import SCHEMA, SCHEMA_VERSION, load_registry, schema_version
@@ -120,6 +121,22 @@ DAMAGES: dict[str, tuple[str, object, str]] = {
     "model without a field": ("MODEL", {k: MODEL[k] for k in MODEL if k != "dims"}, "Model: needs exactly the fields"),
     "unknown field": ("MODEL", {**MODEL, "more": 1}, "'more'"),
     "wrong type": ("MODEL", {**MODEL, "max_tokens": True}, "Model.max_tokens: needs int; got True"),
+    "flag that writes a file": (
+        "MODULES",
+        {"one": {**MODULE, "flags": ["-std=c++17", "--create-pch=build/x"]}},
+        "one: the option '--create-pch=build/x' is none that a tree may ask for",
+    ),
+    "no digest": ("MODULES", {"one": {**MODULE, "closure_digest": {}}}, "one closure_digest for each .*see 'sm_90a'"),
+    "digest of another target": (
+        "MODULES",
+        {"one": {**MODULE, "closure_digest": {"sm_90a": "0" * 64, "sm_100a": "0" * 64}}},
+        "one closure_digest for each of its arches; see 'sm_100a'",
+    ),
+    "key with a line end": ("KERNELS", {"tail_norm:e0\n": "one"}, r"needs printable texts; got 'tail_norm:e0\\n'"),
+    "key with half a pair": ("KERNELS", {"a\ud800": "one"}, r"needs printable texts; got 'a\\ud800'"),
+    "key that moves the cursor": ("KERNELS", {"\x1b[2J": "one"}, r"needs printable texts; got '\\x1b\[2J'"),
+    "role that moves the cursor": ("MODULES", {"one": {**MODULE, "role": "\x1b[2J"}}, "needs printable texts"),
+    "constant that is no name": ("SPECIALIZATIONS", {"tail_norm:e0": {"A=1 -x": 3}}, "needs names with int values"),
     "text for a tuple": ("MODEL", {**MODEL, "targets": "all"}, "Model.targets: needs a list; got str"),
 }
 
@@ -146,6 +163,36 @@ def test_text_that_is_no_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cake_jit.py").write_text("SCHEMA_VERSION = \n")
     with pytest.raises(RegistryError, match=r"cake_jit\.py: not a registry"):
         load_registry(tmp_path)
+
+
+def test_name_is_a_shipped_export_and_never_a_folder_of_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write where a command is started would else choose what is compiled and launched."""
+    (tmp_path / "tiny_latent_moe").mkdir()
+    write_registry(tmp_path / "tiny_latent_moe", registry_values())
+    (tmp_path / "mine").mkdir()
+    write_registry(tmp_path / "mine", registry_values())
+    monkeypatch.chdir(tmp_path)
+    assert load_registry("tiny_latent_moe").root == paths.generated_root() / "tiny_latent_moe"
+    with pytest.raises(RegistryError, match=r"no registry there; .* A folder is written as a path: \./mine"):
+        load_registry("mine")
+    for spelled in ("./mine", "mine/", str(tmp_path / "mine"), Path("mine")):
+        assert load_registry(spelled).export == "small"
+
+
+@pytest.mark.parametrize("place", ["cake_jit.py", "csrc/cake_small/one_kernel.cu", "csrc"])
+def test_symbolic_link_in_a_tree_is_not_followed(tmp_path: Path, place: str) -> None:
+    root, outside = tmp_path / "tree", tmp_path / "outside"
+    (root / "csrc" / "cake_small").mkdir(parents=True)
+    write_registry(root, registry_values())
+    (root / "csrc" / "cake_small" / "one_kernel.cu").write_text("text")
+    assert load_registry(root).read("one_kernel.cu") == "text"
+    registry_module._load.cache_clear()
+    (root / place).rename(outside)
+    (root / place).symlink_to(outside)
+    with pytest.raises(RegistryError, match="is a symbolic link, which is not followed"):
+        load_registry(root).read("one_kernel.cu")
 
 
 def test_missing_tree_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

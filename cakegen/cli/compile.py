@@ -42,7 +42,12 @@ class Job:
 @click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 @click.option("--arch", "arches", multiple=True, help="Only this target, e.g. sm_90a; may be repeated.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs at once; by default one a processor.")
-@click.option("--flag", "flags", multiple=True, help="Further compiler option, e.g. -DCAKEGEN_CHAOS; may be repeated.")
+@click.option(
+    "--flag",
+    "flags",
+    multiple=True,
+    help="Further compiler option that a tree may ask for, e.g. -DCAKEGEN_CHAOS; may be repeated.",
+)
 @click.option("--clear-cache", is_flag=True, help="Remove every cached cubin first.")
 def compile_command(
     keys: tuple[str, ...],

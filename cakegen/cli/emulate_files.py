@@ -118,10 +118,10 @@ def _compile(request: FileRequest, text: str, entries: Sequence[str]) -> str:
 
     file = request.source
     folders = (file.parent, *request.include)
-    flags = ("-std=c++17", "-lineinfo", *(f"--include-path={folder}" for folder in folders), *request.nvrtc_options)
+    options = ("-std=c++17", "-lineinfo", *(f"--include-path={folder}" for folder in folders), *request.nvrtc_options)
     # so that reports name the file and its own lines
     text = f'#line 1 "{file.name}"\n{text}'
-    return compile_ptx(CompileRequest(file.stem, request.arch, text, (), flags, (), entries[0]))
+    return compile_ptx(CompileRequest(file.stem, request.arch, text, (), (), (), entries[0]), options)
 
 
 def _run_schedules(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -59,9 +60,11 @@ class LazyGroup(click.Group):
 
 def _words(error: Exception) -> str:
     """An error's message; of a file, its name and what is wrong with it."""
+    from cakegen.visible import visible
+
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+        return visible(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    return visible(str(error), "\n\t")
 
 
 def _unavailable(name: str, reason: str) -> click.Command:

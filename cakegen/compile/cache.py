@@ -23,7 +23,7 @@ from cakegen.compile.program import CompiledProgram, CompileRequest, compile_cub
 from cakegen.errors import CompileError
 
 CACHE_VARIABLE = "CAKEGEN_CACHE_DIR"
-CACHE_SCHEMA = 1
+CACHE_SCHEMA = 2
 ENTRY_SUFFIX = ".cubin"
 LOCK_SUFFIX = ".lock"
 # A compilation takes about a second; who waits longer than this for another's (a stopped process, a dead file server)

@@ -24,6 +24,11 @@ _ATTRIBUTE_FRAME_BYTES = 0x11
 _ATTRIBUTE_STACK_BYTES = 0x12
 _ATTRIBUTE_PARAMETER = 0x17
 _ATTRIBUTE_REGISTERS = 0x2F
+# An instruction is 16 bytes; its low 9 bits tell loads of local memory (LDL) from stores (STL), bits 73 to 75 the bytes
+# that each moves. Read off nvdisasm's listings of sm_90a, sm_100a and sm_103a; the sums are those of ptxas's log.
+_INSTRUCTION = struct.Struct("<QQ")
+_LOCAL_ACCESSES = {0x183, 0x187}
+_ACCESS_BYTES = (1, 1, 2, 2, 4, 8, 16, 16)
 # Since compute capability 9.0 a kernel's shared section begins with the kilobyte that the system keeps in every CTA.
 _SYSTEM_SMEM_BYTES = 1024
 
@@ -117,6 +122,14 @@ class CubinReader:
         """Machine code of each function, in section order: the `.text` sections, padding included."""
         with self._damage_reported():
             return tuple(self._bytes(s) for s in self._sections if s.name.startswith(".text."))
+
+    @property
+    def local_access_bytes(self) -> int:
+        """Bytes that the loads and stores of local memory of all functions move, each instruction counted once."""
+        code = self.functions_code
+        with self._damage_reported():
+            words = [word for body in code for word in _INSTRUCTION.iter_unpack(body)]
+        return sum(_ACCESS_BYTES[high >> 9 & 7] for low, high in words if low & 0x1FF in _LOCAL_ACCESSES)
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from cakegen.arch import ARCHITECTURES, architecture
 from cakegen.errors import CompileError, PlanError
 
 NVRTC_PATH_VARIABLE = "CAKEGEN_NVRTC"
+_NO_CACHE = "--no-cache"
 _CALL_ARGTYPES = {
     "nvrtcVersion": (ctypes.c_void_p, ctypes.c_void_p),
     "nvrtcGetNumSupportedArchs": (ctypes.c_void_p,),
@@ -103,6 +104,16 @@ class Nvrtc:
         comments = [line for line in probe.code.decode().splitlines() if line.startswith("//")]
         found = re.search(r"\bV(\d+\.\d+\.\d+)", " ".join(comments))
         return found.group(1) if found else " ".join(comments)
+
+    @functools.cached_property
+    def fresh_options(self) -> tuple[str, ...]:
+        """What makes this NVRTC compile a program that it has compiled before: it would else leave no log.
+
+        Since 12.9 it takes what the driver's cache holds, silently, and knows the option (tried with 12.8, which has
+        neither, 12.9, 13.0 and 13.5). Asked of the library and not derived from its version.
+        """
+        options = (f"--gpu-architecture=compute_{self.supported[-1]}", _NO_CACHE)
+        return (_NO_CACHE,) if self.build("", "probe.cu", (), options, ptx=True).status == 0 else ()
 
     @property
     def label(self) -> str:

@@ -1,18 +1,21 @@
 """One program: from its text to a cubin that has been looked at, or to PTX. Imports errors, arch and this package.
 
-A cubin is never returned empty, without its kernel, or with code that costs the design: register spills, ignored
-`setmaxnreg`, serialised wgmma and injected waits are errors here, whatever the compiler calls them.
+A cubin is never returned empty, without its kernel, or with code that costs the design: local memory, ignored
+`setmaxnreg`, serialised wgmma and injected waits are errors here, whatever the compiler calls them. What a kernel takes
+is read from its cubin. The three others are told by the log alone, so a compilation that leaves none is refused.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from cakegen.arch import architecture
 from cakegen.compile.cubin import CubinReader
 from cakegen.compile.nvrtc import Nvrtc, NvrtcOutput, load_nvrtc
+from cakegen.compile.permitted import check_request, own_log
 from cakegen.errors import CompileError, PlanError
 
 # The options that this module sets itself; a request that sets them too would not be what its key says.
@@ -33,7 +36,6 @@ _VERBOSE = "--ptxas-options=-v"
 _COSTLY_ADVISORIES = re.compile(r"\(C(?:7508|7510|7517|7519)\)|Potential Performance Loss|is injected in around")
 CHAOS_FLAG = "-DCAKEGEN_CHAOS"
 """Builds with seeded sleeps, which only tests run: sleeps may cost registers that a program has none of to spare."""
-_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class ResourceReport:
     registers, static_smem_bytes, stack_bytes, parameter_bytes
         As in `KernelResources`, read from the cubin.
     spill_bytes
-        Spill stores and loads of all functions, from the compiler's log; 0, since more is an error.
+        What all local stores and loads of the cubin move, each counted once; 0, since more is an error.
     cubin_bytes
         Size of the cubin.
     compile_ms
@@ -128,7 +130,7 @@ def compile_cubin(request: CompileRequest) -> CompiledProgram:
     if not output.code:
         raise CompileError(f"{_where(nvrtc, request)}: the compiler reported success and returned an empty cubin")
     _refuse_costly_code(nvrtc, request, output.log)
-    return examine_cubin(
+    compiled = examine_cubin(
         request,
         output.code,
         log=output.log,
@@ -136,10 +138,18 @@ def compile_cubin(request: CompileRequest) -> CompiledProgram:
         compile_ms=elapsed_ms,
         cached=False,
     )
+    _refuse_silence(nvrtc, request, output.log)
+    return compiled
 
 
-def compile_ptx(request: CompileRequest) -> str:
+def compile_ptx(request: CompileRequest, user_options: Sequence[str] | None = None) -> str:
     """Compile one program to PTX text for its target's virtual architecture.
+
+    Parameters
+    ----------
+    user_options
+        Options that the user names for a file of their own. They go to the compiler as they are, and the text may
+        include what they lead to. None: the request comes from a tree, and reaches for nothing but itself.
 
     Raises
     ------
@@ -148,7 +158,7 @@ def compile_ptx(request: CompileRequest) -> str:
     """
     nvrtc = load_nvrtc()
     nvrtc.require(request.arch)
-    text = _build(nvrtc, request, ptx=True).code.decode()
+    text = _build(nvrtc, request, ptx=True, user_options=user_options).code.decode()
     count = len(re.findall(rf"\.entry\s+{re.escape(request.kernel_symbol)}\b", text))
     if count != 1:
         raise CompileError(
@@ -165,15 +175,23 @@ def examine_cubin(
     Raises
     ------
     CompileError
-        The bytes are no cubin, or do not define the request's kernel exactly once.
+        The bytes are no cubin, do not define the request's kernel exactly once, or use local memory.
     """
-    resources = CubinReader(cubin, f"{request.name} for {request.arch}").resources(request.kernel_symbol)
+    reader = CubinReader(cubin, f"{request.name} for {request.arch}")
+    resources = reader.resources(request.kernel_symbol)
+    spill_bytes = reader.local_access_bytes
+    if (resources.stack_bytes or spill_bytes) and CHAOS_FLAG not in request.flags:
+        raise CompileError(
+            f"{request.name} for {request.arch}, {compiler}: {resources.stack_bytes} bytes of stack, {spill_bytes} "
+            "bytes of register spills or local arrays (stores and loads); a program of cakegen has none. Give a thread "
+            f"more registers, or less to hold at once. Full log:\n{log}"
+        )
     report = ResourceReport(
         registers=resources.registers,
         static_smem_bytes=resources.static_smem_bytes,
         stack_bytes=resources.stack_bytes,
         parameter_bytes=resources.parameter_bytes,
-        spill_bytes=spill_bytes(log),
+        spill_bytes=spill_bytes,
         cubin_bytes=len(cubin),
         compile_ms=compile_ms,
     )
@@ -185,23 +203,26 @@ def compiler_version(nvrtc: Nvrtc) -> str:
     return f"nvrtc-{nvrtc.release}"
 
 
-def spill_bytes(log: str) -> int:
-    """Bytes that all functions of a compilation spill, stores and loads together."""
-    return sum(int(stores) + int(loads) for stores, loads in _SPILLS.findall(log))
-
-
-def _build(nvrtc: Nvrtc, request: CompileRequest, *, ptx: bool) -> NvrtcOutput:
-    for flag in request.flags:
+def _build(
+    nvrtc: Nvrtc, request: CompileRequest, *, ptx: bool, user_options: Sequence[str] | None = None
+) -> NvrtcOutput:
+    own_file = user_options is not None
+    for flag in (*request.flags, *(user_options or ())):
         if flag.split("=")[0] in _RESERVED_OPTIONS:
             raise CompileError(f"{request.name}: option {flag!r} is set by cakegen itself; give the target as arch")
+    if not own_file:
+        check_request(request)
     try:
         target = architecture(request.arch).name
     except PlanError as error:
         raise CompileError(f"{request.name}: {error}") from None
     options = [f"--gpu-architecture={target.replace('sm_', 'compute_') if ptx else target}", *request.options]
+    options += user_options or ()
     if not ptx:
-        options.append(_VERBOSE)
+        options += [_VERBOSE, *nvrtc.fresh_options]
     output = nvrtc.build(request.source, f"{request.name}_kernel.cu", request.headers, options, ptx=ptx)
+    if not own_file:
+        output = replace(output, log=own_log(output.log, request))
     if output.status != 0:
         log = output.log or "(the compiler left no log)"
         raise CompileError(f"{_where(nvrtc, request)}: {output.status_name} with options {' '.join(options)}\n{log}")
@@ -209,14 +230,20 @@ def _build(nvrtc: Nvrtc, request: CompileRequest, *, ptx: bool) -> NvrtcOutput:
 
 
 def _refuse_costly_code(nvrtc: Nvrtc, request: CompileRequest, log: str) -> None:
-    spilled = spill_bytes(log)
     found = [line.strip() for line in log.splitlines() if _COSTLY_ADVISORIES.search(line)]
-    if spilled and CHAOS_FLAG not in request.flags:
-        found.append(f"{spilled} bytes of register spills (stores and loads); a program of cakegen has none")
     if found:
         listed = "\n".join(found)
         raise CompileError(
             f"{_where(nvrtc, request)}: the code is not what the template says:\n{listed}\n\nFull log:\n{log}"
+        )
+
+
+def _refuse_silence(nvrtc: Nvrtc, request: CompileRequest, log: str) -> None:
+    """The assembler reports on every kernel that it is given (`-v`); where it did not, it did not run."""
+    if request.kernel_symbol not in log:
+        raise CompileError(
+            f"{_where(nvrtc, request)}: the log holds no report on {request.kernel_symbol}, so the code came out of a "
+            "cache and whether it is what the template says can't be seen. Set CUDA_CACHE_DISABLE=1 and compile again."
         )
 
 

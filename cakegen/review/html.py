@@ -12,6 +12,7 @@ import jinja2
 
 from cakegen.review.compare import STATUSES, UNCHANGED, ExportReview, TextChange
 from cakegen.review.report import COST_COLUMNS, Review, cost_rows, counted, remark, touched_keys
+from cakegen.review.shown import shown
 
 _CONTEXT_LINES = 3
 _PAGE = Path(__file__).with_name("page.html")
@@ -36,6 +37,7 @@ class Row:
 
 def render_html(review: Review) -> str:
     """All of a review as one page: differences side by side, every part collapsible, texts escaped."""
+    review = shown(review)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -16,6 +16,11 @@ from cakegen.review.report import (
     split_touched,
     touched_keys,
 )
+from cakegen.review.shown import shown
+
+_PLAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 /(),.-]|_(?=[A-Za-z0-9]))*")
+# without backticks, backslashes and bars, which end a code span or a table's cell
+_KEY = re.compile(r"[A-Za-z0-9 _:;.,@+*=/()<>{}\[\]!?&%#$^~'\"-]*[A-Za-z0-9_:;.,@+*=/()<>{}\[\]!?&%#$^~'\"-]")
 
 DEFAULT_LIMIT = 60_000
 """Characters of a comment that hosts take (GitHub: 65536), less some room for what a bot writes around it."""
@@ -29,8 +34,10 @@ def render_markdown(review: Review, limit: int = DEFAULT_LIMIT) -> str:
     limit
         Most characters of the whole text.
     """
-    head = [f"### {_plain(review.title)}", ""]
-    head += [f"* **{export.export}**: {export.summary}; {_plain(review.verdict(export))}" for export in review.exports]
+    review = shown(review)
+    selection = f", keys {' '.join(_code(pattern) for pattern in review.selection)}" if review.selection else ""
+    head = [f"### generated programs: {_word(review.base)} → working tree{selection}", ""]
+    head += [f"* **{_word(export.export)}**: {export.summary}; {review.verdict(export)}" for export in review.exports]
     blocks = [block for export in review.exports for block in _blocks(review, export)]
     note = "\n{} of {} parts are left out of {} characters; `cakegen diff --format html` shows them all.\n"
     used = len("\n".join(head)) + len(note) + 16
@@ -49,7 +56,9 @@ def render_markdown(review: Review, limit: int = DEFAULT_LIMIT) -> str:
 def _blocks(review: Review, export: ExportReview) -> Iterator[str]:
     """The parts of one export, in reading order; each stands alone."""
     if export.model:
-        yield _folded(f"{export.export}: model", _table(("field", "before", "after"), _field_rows(export.model)), True)
+        yield _folded(
+            f"{_word(export.export)}: model", _table(("field", "before", "after"), _field_rows(export.model)), True
+        )
     touched = touched_keys(export)
     if touched:
         listed, folded = split_touched(export)
@@ -58,26 +67,28 @@ def _blocks(review: Review, export: ExportReview) -> Iterator[str]:
         ]
         if folded:
             rows.append(("changed", f"{len(folded)} more keys", "a preamble alone; named below its difference", ""))
-        title = f"{export.export}: {counted(len(touched), 'key')}"
+        title = f"{_word(export.export)}: {counted(len(touched), 'key')}"
         yield _folded(title, _table(("", "key", "differs in", "decisions"), rows), len(rows) <= 20)
     costs = list(cost_rows(differing_costs(review.costs_of(export))))
     if costs:
-        table = _table(COST_COLUMNS, [(*row[:-1], _code(row[-1])) for row in costs])
-        yield _folded(f"{export.export}: compiled to other code", table, len(costs) <= 20)
+        table = _table(COST_COLUMNS, [(_word(row[0]), *map(_plain, row[1:-1]), _code(row[-1])) for row in costs])
+        yield _folded(f"{_word(export.export)}: compiled to other code", table, len(costs) <= 20)
     failures = [cost.failure for cost in review.costs_of(export) if cost.failure]
     if failures:
-        yield _folded(f"{export.export}: {len(failures)} do not compile", _fenced("\n".join(failures), ""), True)
+        yield _folded(f"{_word(export.export)}: {len(failures)} do not compile", _fenced("\n".join(failures), ""), True)
     for change in export.texts:
         yield _difference(export, change)
     unchanged = [entry.key for entry in export.keys if entry.status == UNCHANGED]
     if unchanged and touched:
-        yield _folded(f"{export.export}: {len(unchanged)} unchanged", "\n".join(f"* {_code(key)}" for key in unchanged))
+        yield _folded(
+            f"{_word(export.export)}: {len(unchanged)} unchanged", "\n".join(f"* {_code(key)}" for key in unchanged)
+        )
 
 
 def _difference(export: ExportReview, change: TextChange) -> str:
     keys = "\n".join(f"* {_code(key)}" for key in change.keys)
     body = f"{_fenced(chr(10).join(change.unified()), 'diff')}\n\n{keys}"
-    return _folded(f"{export.export}: {change.title} ({counted(len(change.keys), 'key')})", body)
+    return _folded(f"{_word(export.export)}: {_word(change.title)} ({counted(len(change.keys), 'key')})", body)
 
 
 def _folded(title: str, body: str, opened: bool = False) -> str:
@@ -103,9 +114,19 @@ def _fields_inline(changes: Sequence[FieldChange]) -> str:
     return "<br>".join(f"{_code(change.name)} {_code(change.before)} → {_code(change.after)}" for change in changes)
 
 
+def _word(text: str) -> str:
+    """A name as plain text, also within HTML; as code where a host could read markup, a link or a call into it."""
+    return text if _PLAIN.fullmatch(text) and "www." not in text else _html_code(text)
+
+
 def _code(text: str) -> str:
-    """Inline code: so that `@sm_90a` in a key calls nobody."""
-    return f"`{text}`" if text else ""
+    """Inline code, so that `@sm_90a` in a key calls nobody."""
+    return f"`{text}`" if _KEY.fullmatch(text) else _html_code(text)
+
+
+def _html_code(text: str) -> str:
+    """Code whose every mark is written by its number, which neither Markdown nor HTML reads as a mark."""
+    return f"<code>{''.join(c if c.isalnum() or c == ' ' else f'&#{ord(c)};' for c in text)}</code>" if text else ""
 
 
 def _plain(text: str) -> str:

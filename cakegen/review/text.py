@@ -15,10 +15,12 @@ from cakegen.review.report import (
     split_touched,
     touched_keys,
 )
+from cakegen.review.shown import shown
 
 
 def render_text(review: Review) -> str:
     """All of a review as lines of text."""
+    review = shown(review)
     lines = [review.title]
     for export in review.exports:
         lines += ["", *_export_lines(review, export)]

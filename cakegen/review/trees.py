@@ -1,21 +1,28 @@
-"""Generated trees as plain text: of the files on disk, or of a git revision. Imports errors and registry.
+"""Generated trees as plain text: of the files on disk, or of a git revision. Imports errors, plain_files and registry.
 
 A registry is read as bare literals, not as this version's records, so that a tree of an older schema can be compared
-with the present one.
+with the present one. A tree is data of others: a symbolic link in it is refused and never followed, and what it holds
+is bounded.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cakegen import plain_files
 from cakegen.errors import RegistryError, ReviewError
 from cakegen.registry import REGISTRY_FILE, parse_literals
 
 _BLOB = "blob"
+# git-ls-tree: the mode of a symbolic link, whose object holds the name that it leads to
+_LINK_MODE = "120000"
+_MOST_TREES_BYTES = 256 * 2**20
+_PLAIN_FILES = "Trees are plain files, as `cakegen export` writes them."
 
 
 @dataclass(frozen=True)
@@ -78,15 +85,35 @@ def read_trees(folder: Path) -> dict[str, Tree]:
         A file can't be read.
     """
     files: dict[str, bytes] = {}
-    for path in sorted(folder.rglob("*")):
-        # what a write leaves beside a tree for a moment begins with a dot
-        name = path.relative_to(folder).as_posix()
-        if not name.startswith(".") and path.is_file():
-            try:
-                files[name] = path.read_bytes()
-            except OSError as error:
-                raise ReviewError(f"{path}: {error.strerror}; the tree can't be compared without it") from None
+    for name in _names_below(folder):
+        try:
+            files[name] = plain_files.read_below(folder, name)
+        except OSError as error:
+            raise ReviewError(
+                f"{folder / name}: {error.strerror}; the tree can't be compared without it. {_PLAIN_FILES}"
+            ) from None
+        _check_total(sum(map(len, files.values())), str(folder))
     return _trees(files, str(folder))
+
+
+def _names_below(folder: Path) -> list[str]:
+    """Files below a folder, and links to folders, which are not entered."""
+    names = []
+    for where, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(where, name))]
+        for name in (*files, *links):
+            relative = (Path(where) / name).relative_to(folder).as_posix()
+            # what a write leaves beside a tree for a moment begins with a dot
+            if not relative.startswith("."):
+                names.append(relative)
+    return sorted(names)
+
+
+def _check_total(size_bytes: int, where: str) -> None:
+    if size_bytes > _MOST_TREES_BYTES:
+        raise ReviewError(
+            f"{where}: its files have more than {_MOST_TREES_BYTES} bytes; a review reads no more. {_PLAIN_FILES}"
+        )
 
 
 def resolve_revision(folder: Path, named: str, *, merge_base: bool = False) -> Revision:
@@ -132,11 +159,29 @@ def read_revision(folder: Path, revision: Revision) -> dict[str, Tree]:
         A registry can't be read.
     """
     folder = folder.resolve()
-    listing = _git(folder, "ls-tree", "-r", "-z", revision.commit, ".")
-    entries = [line.split("\t", 1) for line in listing.decode().split("\0") if line]
-    blobs = [(facts.split()[2], name) for facts, name in entries if facts.split()[1] == _BLOB]
+    listing = _git(folder, "ls-tree", "-r", "-l", "-z", revision.commit, ".")
+    entries = [line.split("\t", 1) for line in os.fsdecode(listing).split("\0") if line]
+    blobs = []
+    total_bytes = 0
+    for facts, name in entries:
+        mode, kind, sha, size = facts.split()
+        if kind != _BLOB or name.startswith("."):
+            continue
+        _check_blob(f"{revision.label}: {name}", mode, int(size))
+        total_bytes += int(size)
+        blobs.append((sha, name))
+    _check_total(total_bytes, revision.label)
     contents = _read_blobs(folder, [sha for sha, _ in blobs])
     return _trees({name: content for (_, name), content in zip(blobs, contents, strict=True)}, revision.label)
+
+
+def _check_blob(where: str, mode: str, size_bytes: int) -> None:
+    if mode == _LINK_MODE:
+        raise ReviewError(f"{where}: is a symbolic link, which is not followed. {_PLAIN_FILES}")
+    if size_bytes > plain_files.MOST_SOURCE_BYTES:
+        raise ReviewError(
+            f"{where}: has {size_bytes} bytes; at most {plain_files.MOST_SOURCE_BYTES} are read. {_PLAIN_FILES}"
+        )
 
 
 def _read_blobs(folder: Path, names: Sequence[str]) -> list[bytes]:

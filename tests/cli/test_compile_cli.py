@@ -9,7 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 from compile_sources import HEADER, PLAIN
 from models import tiny_model
+from sealed_trees import resealed
 
+from cakegen import registry
 from cakegen.cli.compile import compile_command
 from cakegen.errors import CompileError
 from cakegen.model import to_literal
@@ -37,7 +39,7 @@ def _module(name: str, arches: list[str]) -> dict[str, object]:
         "tensor_maps": [],
         "barriers": [],
         "launch": LAUNCH,
-        "closure_digest": {},
+        "closure_digest": dict.fromkeys(arches, ""),
     }
 
 
@@ -65,6 +67,15 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _compile(tree: Path, *arguments: str) -> Result:
+    """With the digests of what the files say now."""
+    registry._load.cache_clear()
+    found = resealed(registry.load_registry(tree))
+    text = (tree / "cake_jit.py").read_text()
+    values = registry.parse_literals(text, "x")
+    for name, program in found.programs.items():
+        values["MODULES"][name]["closure_digest"] = dict(program.closure_digest)
+    (tree / "cake_jit.py").write_text("\n".join(f"{name} = {pprint.pformat(value)}" for name, value in values.items()))
+    registry._load.cache_clear()
     return CliRunner().invoke(compile_command, ["--export", str(tree), *arguments])
 
 

@@ -195,13 +195,13 @@ def test_read_only_cache_serves_what_it_holds_and_compiles_the_rest_in_memory(
     monkeypatch.setenv("CAKEGEN_CACHE_DIR", str(folder))
     cached_cubin(PLAIN_REQUEST)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    for path in (folder / "v1", folder):
+    for path in (folder / f"v{cache_module.CACHE_SCHEMA}", folder):
         path.chmod(0o555)
     try:
         held = _without_privileges(lambda: cached_cubin(PLAIN_REQUEST).cached)
         other = _without_privileges(_twice)
     finally:
-        for path in (folder, folder / "v1"):
+        for path in (folder, folder / f"v{cache_module.CACHE_SCHEMA}"):
             path.chmod(0o755)
     assert held is True
     assert (other["compiled"], other["cached"]) == (1, [False, True])

@@ -55,6 +55,14 @@ def test_require_refuses_a_library_that_lacks_the_target(
     assert "nvidia-cuda-nvrtc >= 12.9" in message
 
 
+def test_fresh_options_are_asked_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12.8 does not know the option, and refuses what it does not know; 12.9 and later know it."""
+    library = nvrtc.Nvrtc(load_nvrtc().path, load_nvrtc()._handle)
+    assert library.fresh_options == (("--no-cache",) if library.version >= (12, 9) else ())
+    monkeypatch.setattr(nvrtc, "_NO_CACHE", "--no-such-option")
+    assert nvrtc.Nvrtc(load_nvrtc().path, load_nvrtc()._handle).fresh_options == ()
+
+
 def test_named_library_that_does_not_exist_is_refused_with_its_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

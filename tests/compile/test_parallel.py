@@ -57,6 +57,9 @@ def test_compile_many_passes_on_what_its_callback_raises() -> None:
         compile_many(SCALES, 1, stop)
 
 
+TEXTS = (("plain_kernel.cu", PLAIN), ("scaled.cuh", HEADER))
+
+
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
     """One program in a tree of its own; the model plays no part in compiling."""
@@ -72,7 +75,7 @@ def registry(tmp_path: Path) -> Registry:
         tensor_maps=(),
         barriers=(),
         launch=LaunchRecord((128, 1, 1), (1, 1, 1), False, False, False, 0),
-        closure_digest=(),
+        closure_digest=(("sm_90a", closure_digest("sm_90a", TEXTS, ("-std=c++17",))),),
     )
     tree = Registry(
         root=tmp_path,
@@ -117,10 +120,6 @@ def test_request_for_names_a_source_that_is_missing(registry: Registry) -> None:
 
 def test_request_for_refuses_sources_that_the_registry_was_not_written_with(registry: Registry) -> None:
     """A package that is replaced under a running server: its registry is in memory, its sources are read later."""
-    program, flags = registry.programs["plain"], ("-std=c++17",)
-    texts = [("plain_kernel.cu", PLAIN), ("scaled.cuh", HEADER)]
-    known = replace(program, closure_digest=(("sm_90a", closure_digest("sm_90a", texts, flags)),))
-    registry = replace(registry, programs={"plain": known})
     assert request_for(registry, "decode:a", "sm_90a").source == PLAIN
     (registry.csrc / "scaled.cuh").write_text(HEADER + " ")
     with pytest.raises(
@@ -130,3 +129,9 @@ def test_request_for_refuses_sources_that_the_registry_was_not_written_with(regi
     (registry.csrc / "scaled.cuh").write_bytes(b"\xff")
     with pytest.raises(RegistryError, match=r"scaled\.cuh: not UTF-8"):
         request_for(registry, "decode:a", "sm_90a")
+
+
+def test_request_for_refuses_a_program_without_a_digest(registry: Registry) -> None:
+    unsealed = replace(registry.programs["plain"], closure_digest=())
+    with pytest.raises(RegistryError, match=r"not those of this registry .* says None\)"):
+        request_for(replace(registry, programs={"plain": unsealed}), "decode:a", "sm_90a")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import PLAIN, PLAIN_REQUEST, SETMAXNREG_IGNORED, SPILLING, WGMMA_SERIALIZED, request_of
+from compile_sources import INDEXED, PLAIN, PLAIN_REQUEST, SETMAXNREG_IGNORED, SPILLING, WGMMA_SERIALIZED, request_of
 
 from cakegen.arch import ARCHITECTURES
 from cakegen.compile import compile_cubin, compile_ptx, program
@@ -54,7 +55,7 @@ def test_refused_source_raises_with_log_file_name_and_library() -> None:
 
 
 def test_missing_header_raises_with_its_name() -> None:
-    with pytest.raises(CompileError, match=r"scaled\.cuh"):
+    with pytest.raises(CompileError, match=r"includes 'scaled\.cuh', which is none of the headers .*: none"):
         compile_cubin(replace(PLAIN_REQUEST, headers=()))
 
 
@@ -87,8 +88,62 @@ def test_kernel_without_c_linkage_is_refused_with_what_is_defined() -> None:
 
 
 def test_spills_are_an_error_with_their_bytes() -> None:
-    with pytest.raises(CompileError, match=r"\d{3,} bytes of register spills"):
+    with pytest.raises(CompileError, match=r"\d{2,} bytes of stack, \d{3,} bytes of register spills or local arrays"):
         compile_cubin(request_of(SPILLING))
+
+
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NVRTC that takes every program out of a cache, and so leaves no log (12.9 and later, with a driver)."""
+    build = program.Nvrtc.build
+    monkeypatch.setattr(program.Nvrtc, "build", lambda *a, **k: replace(build(*a, **k), log=""))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_spills_are_an_error_without_a_log(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    """Stack and local accesses come from the cubin; the sums are those that ptxas reports where it does."""
+    with pytest.raises(CompileError) as told:
+        compile_cubin(request_of(SPILLING, arch=arch))
+    stores, loads = map(int, re.findall(r"(\d+) bytes spill", str(told.value)))
+    silent(monkeypatch)
+    for _ in range(3):
+        with pytest.raises(CompileError, match=rf"bytes of stack, {stores + loads} bytes of register spills"):
+            compile_cubin(request_of(SPILLING, arch=arch))
+
+
+def test_indexed_local_array_is_an_error_too() -> None:
+    with pytest.raises(CompileError, match=r"128 bytes of stack, 120 bytes of register spills or local arrays"):
+        compile_cubin(request_of(INDEXED))
+
+
+def test_chaos_build_may_spill() -> None:
+    report = compile_cubin(request_of(SPILLING, flags=("-std=c++17", "-DCAKEGEN_CHAOS"))).report
+    assert report.stack_bytes > 0
+    assert report.spill_bytes > 1000
+
+
+def test_program_without_a_log_is_refused_since_three_faults_stand_there_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent(monkeypatch)
+    with pytest.raises(CompileError, match=r"no report on kernel_plain, so the code came .* CUDA_CACHE_DISABLE=1"):
+        compile_cubin(PLAIN_REQUEST)
+
+
+def test_compiler_is_told_to_compile_again_where_it_knows_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    build = program.Nvrtc.build
+
+    def noting(
+        library: program.Nvrtc, source: str, name: str, headers: object, options: object, **more: bool
+    ) -> object:
+        seen.append(tuple(options))  # type: ignore[arg-type]
+        return build(library, source, name, headers, options, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(program.Nvrtc, "build", noting)
+    compile_cubin(PLAIN_REQUEST)
+    compile_ptx(PLAIN_REQUEST)
+    assert "--no-cache" in seen[-2]
+    assert "--no-cache" not in seen[-1], "PTX is not kept in that cache, and no fact is read from its log"
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

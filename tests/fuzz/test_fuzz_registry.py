@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from fuzz_strategies import damaged, damaged_bytes, fuzzed
 from hypothesis import given
 from models import tiny_model
-from review_trees import small_programs, write_small_tree
+from review_trees import sealed_record, small_programs, write_small_tree
 
 from cakegen import registry as registry_module
 from cakegen.cli.main import main
@@ -76,7 +76,7 @@ WHOLE = {
     "SCHEMA_VERSION": SCHEMA_VERSION,
     "EXPORT": "small",
     "MODEL": to_literal(tiny_model()),
-    "MODULES": {program.name: program.record() for program in small_programs()},
+    "MODULES": {program.name: sealed_record(program) for program in small_programs()},
     "KERNELS": {program.key: program.name for program in small_programs()},
     "SPECIALIZATIONS": {program.key: dict(program.constants) for program in small_programs()},
 }

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from review_trees import EXPORT, KERNEL, PREAMBLE, PREAMBLE_TEXT, SmallProgram, small_programs, write_small_tree
 
 from cakegen.review import Review, compare_trees, measure_costs, render_html, render_markdown, render_text
@@ -116,6 +117,68 @@ def test_markdown_table_cells_keep_their_bars(trees: Path) -> None:
     text = render_markdown(review_of(trees, [barred, second, norm], [replace(barred, stages=7), second, norm]))
     (row,) = (line for line in text.splitlines() if line.startswith("| changed"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
+
+
+WAYS_OUT = (
+    "front:a`b@sm_90a",
+    "front:a``b` @name",
+    "front:a\nb @name",
+    "![x](https://example.com/y)",
+    "[x](https://example.com) <img src=x>",
+    "front:a\\|b@name",
+    "front:a\r\u2028b\x1b[2J",
+    "front:\u202ea",
+    "front:\ud800",
+    " `",
+)
+
+
+def hostile_review(folder: Path, name: str) -> Review:
+    """A name in every place that a tree has for one: keys, roles, targets, fields, files, the tree's own folder."""
+    first, second, norm = small_programs()
+    write_small_tree(folder, [replace(first, key=f"{name} gone"), second, norm])
+    old = read_trees(folder)[EXPORT]
+    write_small_tree(folder, [replace(first, key=name, stages=9, role=name), replace(second, stages=9), norm])
+    new = read_trees(folder)[EXPORT]
+    record = {**new.record(second.key), "role": name, "arches": [name], name: name}
+    modules = {**new.modules, second.name: record, replace(second, stages=9).name: record}
+    new = replace(new, export=name, modules=modules, model={name: name}, texts={**new.texts, name: name})
+    compared = compare_trees(replace(old, export=name), new)
+    return Review("HEAD (1234567)", (compared,), {name: measure_costs(compared, old, new)}, "NVRTC 13.0", (name,))
+
+
+@pytest.mark.parametrize("name", WAYS_OUT)
+def test_names_are_text_in_every_format(trees: Path, name: str) -> None:
+    review = hostile_review(trees, name)
+    for render in (render_text, render_markdown, render_html):
+        text = render(review)
+        assert text.encode()
+        assert text.replace("\n", "").replace("\t", "").isprintable()
+    assert repr(name)[1:-1].replace("\\\\", "\\") in render_text(review)
+    page = _Page()
+    page.feed(render_html(review))
+    assert page.open == []
+    assert "img" not in [tag for tag, _ in page.tags]
+
+
+@pytest.mark.parametrize("name", WAYS_OUT)
+def test_markdown_shows_names_as_code_alone(trees: Path, name: str) -> None:
+    """As a parser of CommonMark with tables reads it: no link, no picture, nobody called, whatever a name holds."""
+    text = render_markdown(hostile_review(trees, name))
+    outside, in_code = [], False
+    for block in MarkdownIt("commonmark", {"html": True}).enable("table").parse(text):
+        if block.type == "html_block":
+            outside.append(re.sub(r"<code>[^<]*</code>", "", block.content))
+        for token in block.children or ():
+            assert token.type not in ("link_open", "image"), token
+            if token.type == "html_inline":
+                assert token.content in ("<code>", "</code>", "<br>"), token
+                in_code = token.content == "<code>"
+            elif token.type == "text" and not in_code:
+                outside.append(token.content)
+    assert not re.search(r"[`@\[\]]|https:|<img|front:", " ".join(outside))
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4, 5, 9}
 
 
 @pytest.mark.parametrize("limit", [1000, 3000, 60_000])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from review_trees import EXPORT, commit_all, git, small_programs, write_small_tree
 
+from cakegen import plain_files
 from cakegen.errors import RegistryError, ReviewError
 from cakegen.review import trees as trees_module
 from cakegen.review.trees import read_revision, read_trees, resolve_revision
@@ -83,10 +85,10 @@ def test_object_that_git_does_not_have_is_said(trees: Path) -> None:
 
 
 def test_unreadable_file_is_named(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
+    def refuse(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(plain_files, "read_below", refuse)
     with pytest.raises(ReviewError, match=r"cake_jit\.py: Permission denied"):
         read_trees(trees)
 
@@ -139,3 +141,65 @@ def test_a_file_with_a_strange_name_survives_the_way_through_git(trees: Path) ->
     commit_all(trees.parent, "strange")
     subprocess.run(["git", "-C", str(trees), "config", "core.quotepath", "true"], check=True)
     assert strange.name in read_revision(trees, resolve_revision(trees, "HEAD"))[EXPORT].texts
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A file that is none of the repository's."""
+    file = tmp_path / "outside.txt"
+    file.write_text("what only this user may read\n")
+    return file
+
+
+PLACES = (f"{EXPORT}/csrc/cake_small/more.cuh", f"{EXPORT}/cake_jit.py", f"{EXPORT}/csrc", EXPORT)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_symbolic_link_in_a_tree_is_never_followed(trees: Path, outside: Path, place: str) -> None:
+    """Of a file, of the registry, of a folder; on disk and in a commit, where it is an object of mode 120000."""
+    link = trees / place
+    if link.is_dir():
+        link.rename(trees.parent / "moved")
+        link.symlink_to(trees.parent / "moved")
+    else:
+        link.unlink(missing_ok=True)
+        link.symlink_to(outside)
+    message = rf"{place}: is a symbolic link, which is not followed"
+    with pytest.raises(ReviewError, match=message):
+        read_trees(trees)
+    commit_all(trees.parent, "a link")
+    with pytest.raises(ReviewError, match=message):
+        read_revision(trees, resolve_revision(trees, "HEAD"))
+
+
+def test_fifo_in_a_tree_blocks_nothing(trees: Path) -> None:
+    os.mkfifo(trees / EXPORT / "csrc" / "pipe.cuh")
+    with pytest.raises(ReviewError, match=r"pipe\.cuh: is no regular file"):
+        read_trees(trees)
+
+
+def test_file_of_an_absurd_size_is_not_read(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (trees / EXPORT / "huge.cuh").write_text("x" * 5000)
+    commit_all(trees.parent, "huge")
+    monkeypatch.setattr(plain_files.read_below, "__defaults__", (4999,))
+    monkeypatch.setattr(plain_files, "MOST_SOURCE_BYTES", 4999)
+    with pytest.raises(ReviewError, match=r"huge\.cuh: has 5000 bytes; at most 4999 are read"):
+        read_trees(trees)
+    with pytest.raises(ReviewError, match=r"HEAD .*: small/huge\.cuh: has 5000 bytes; at most 4999 are read"):
+        read_revision(trees, resolve_revision(trees, "HEAD"))
+
+
+def test_trees_of_an_absurd_size_are_not_read(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees_module, "_MOST_TREES_BYTES", 1000)
+    with pytest.raises(ReviewError, match="its files have more than 1000 bytes; a review reads no more"):
+        read_trees(trees)
+    with pytest.raises(ReviewError, match="its files have more than 1000 bytes"):
+        read_revision(trees, resolve_revision(trees, "HEAD"))
+
+
+def test_name_that_is_no_utf8_is_read_alike(trees: Path) -> None:
+    strange = os.fsencode(trees / EXPORT) + b"/\xff\x1b.cuh"
+    with open(strange, "wb") as stream:
+        stream.write(b"x")
+    commit_all(trees.parent, "strange")
+    assert read_revision(trees, resolve_revision(trees, "HEAD")) == read_trees(trees)

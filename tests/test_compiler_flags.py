@@ -1,0 +1,65 @@
+"""What a tree may ask of the compiler by options: a list, and numbers as values."""
+
+from __future__ import annotations
+
+import pytest
+
+from cakegen.compiler_flags import is_macro, refused_flag
+
+PERMITTED = (
+    "-std=c++17",
+    "--std=c++20",
+    "-lineinfo",
+    "-DCAKEGEN_CHAOS",
+    "-DSCALE=-3",
+    "-DMASK=0xffUL",
+    "--define-macro=SCALE=3",
+    "-use_fast_math",
+    "--fmad=false",
+    "-maxrregcount=128",
+)
+REFUSED = (
+    "--create-pch=build/victim.bin",
+    "--time=times.csv",
+    "--fdevice-time-trace=trace.json",
+    "-include=/etc/passwd",
+    "--pre-include=/etc/passwd",
+    "-I/etc",
+    "--include-path=/etc",
+    "--use-pch=x",
+    "--pch-dir=/tmp",
+    "--options-file=x",
+    "-optf=x",
+    "--ptxas-options=--output-file=x",
+    "-Xptxas=-o",
+    "-G",
+    "-std=c++17\n",
+    "-std=c++17 --time=x",
+    "-DX=__has_include",
+    '-DX="a"',
+    "-DX=1;",
+    "-D X",
+    "-D1",
+    "-D",
+    "-maxrregcount=1e9",
+    "--fmad=maybe",
+    "/etc/passwd",
+    "",
+)
+
+
+def test_permitted_options_pass_one_by_one_and_together() -> None:
+    assert refused_flag(PERMITTED) == ""
+    assert [flag for flag in PERMITTED if refused_flag([flag])] == []
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_any_other_option_is_refused_with_those_that_are_not(flag: str) -> None:
+    reason = refused_flag(["-std=c++17", flag])
+    assert reason.startswith(f"the option {flag!a} is none that a tree may ask for; it may ask for -D<name>")
+    assert reason.isprintable()
+
+
+@pytest.mark.parametrize(("name", "good"), [("SCALE", True), ("_a1", True), ("A=1", False), ("1A", False), ("", False)])
+def test_macro_names_are_c_names(name: str, good: bool) -> None:
+    assert is_macro(name) is good
