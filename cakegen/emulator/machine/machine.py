@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine import reports, synchronise
-from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.adversary import Adversary, ReadyWarps
 from cakegen.emulator.machine.memory import PARAM_WINDOW, SHARED_START, GlobalMemory
 from cakegen.emulator.machine.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.machine.warp import Strand, Warp
@@ -83,7 +83,7 @@ class Machine:
             )
         self.instructions_run = 0
         self.time_ns = 1
-        self.ready: list[Warp] = []
+        self.ready: ReadyWarps[Warp] = ReadyWarps()
         self.pending: list[Pending] = []
         self.watched: dict[int, list[Strand]] = {}
         self.elect_salt = self.adversary.elect_salt()
@@ -226,7 +226,7 @@ class Machine:
         """Queue a warp, unless it is."""
         if not warp.queued and not warp.done:
             warp.queued = True
-            self.ready.append(warp)
+            self.ready.enter(warp)
 
     # ---- the loop ----
 
@@ -282,8 +282,7 @@ class Machine:
             raise Fault("deadlock", f"the launch still runs after {self.instructions_run} warp-instructions")
         if self._runnable(warp) is None:
             # others may have become ready behind it
-            self.ready[index] = self.ready[-1]
-            self.ready.pop()
+            self.ready.leave(index)
             warp.queued = False
             if warp.done:
                 self.residency.finish_warp(warp)
