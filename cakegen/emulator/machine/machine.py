@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine import reports, synchronise
-from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.adversary import Adversary, ReadyWarps
 from cakegen.emulator.machine.memory import PARAM_WINDOW, SHARED_START, GlobalMemory
 from cakegen.emulator.machine.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.machine.warp import Strand, Warp
@@ -20,10 +20,11 @@ from cakegen.emulator.text.expressions import BANK_TYPES
 from cakegen.emulator.text.ptx import Immediate, Kernel, Register
 from cakegen.emulator.text.translate import EXIT, Program
 from cakegen.emulator.units.pending import Pending
+from cakegen.emulator.units.product_chains import MultiplyAdd
 from cakegen.emulator.units.tcgen05.issue import TensorUnit
 from cakegen.emulator.units.tensor_core import multiply_add_hopper
 from cakegen.emulator.units.tma.tensor_view import MapRecord, TensorView, view_tensor
-from cakegen.emulator.units.wgmma.issue import Product, WgmmaUnit
+from cakegen.emulator.units.wgmma.issue import Product
 from cakegen.emulator.units.wgmma.operands import TileTable
 from cakegen.errors import EmulationError
 
@@ -65,7 +66,7 @@ class Machine:
     values: Sequence[MapRecord | int | bytes]
     adversary: Adversary = field(default_factory=Adversary)
     barrier_names: Mapping[int, str] = field(default_factory=dict)
-    multiply_add: Callable[[Array, Array, Array], Array] = multiply_add_hopper
+    multiply_add: MultiplyAdd = multiply_add_hopper
     instruction_limit: int = 2_000_000_000
     checks: bool = True
     strict_tensor_order: bool = True
@@ -83,7 +84,7 @@ class Machine:
             )
         self.instructions_run = 0
         self.time_ns = 1
-        self.ready: list[Warp] = []
+        self.ready: ReadyWarps[Warp] = ReadyWarps()
         self.pending: list[Pending] = []
         self.watched: dict[int, list[Strand]] = {}
         self.elect_salt = self.adversary.elect_salt()
@@ -202,10 +203,9 @@ class Machine:
         """Something that was issued happens."""
         operation.complete()
 
-    def schedule_product(self, unit: WgmmaUnit, product: Product) -> None:
-        """A wgmma was issued."""
-        if self.adversary.product_at_issue():
-            unit.execute(product)
+    def schedule_product(self, warp: int, product: Product) -> bool:
+        """A wgmma was issued; whether it reads its operands at once."""
+        return self.adversary.product_at_issue()
 
     def note_tensor_work(self, name: str, columns: int) -> None:
         """Something was issued to a CTA's tensor core: for machines that look on."""
@@ -226,7 +226,7 @@ class Machine:
         """Queue a warp, unless it is."""
         if not warp.queued and not warp.done:
             warp.queued = True
-            self.ready.append(warp)
+            self.ready.enter(warp)
 
     # ---- the loop ----
 
@@ -282,8 +282,7 @@ class Machine:
             raise Fault("deadlock", f"the launch still runs after {self.instructions_run} warp-instructions")
         if self._runnable(warp) is None:
             # others may have become ready behind it
-            self.ready[index] = self.ready[-1]
-            self.ready.pop()
+            self.ready.leave(index)
             warp.queued = False
             if warp.done:
                 self.residency.finish_warp(warp)

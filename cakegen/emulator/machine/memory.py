@@ -269,6 +269,7 @@ class SharedMemory:
         self.num_bytes = num_bytes
         size = -(-num_bytes // 1024) * 1024
         self.data = np.full(size, _POISON, np.uint8)
+        self.elements = self.data.view(np.uint16)
         self.valid = np.zeros(size, np.uint8)
         self._valid_words = self.valid.view(_WRITTEN.dtype).reshape(-1, GRANULE // 8)
         self.pending_writes = np.zeros(size // GRANULE, np.int16)

@@ -26,7 +26,7 @@ from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.issue import CommitArrival
 from cakegen.emulator.units.tma.bulk_groups import BulkQueue, BulkStore
 from cakegen.emulator.units.tma.copies import Landing
-from cakegen.emulator.units.wgmma.issue import Product, WgmmaUnit
+from cakegen.emulator.units.wgmma.issue import Product
 
 # Steps of a copy before its first byte, bytes that land in one step, steps of an arrival at another CTA, and of each 8
 # columns of a matrix product.
@@ -326,7 +326,7 @@ class TracedMachine(Machine):
         self.trace.spans.append(Span(track, COPY, what.removeprefix("the "), begin, end))
         return track, end
 
-    def schedule_product(self, unit: WgmmaUnit, product: Product) -> None:
+    def schedule_product(self, warp_index: int, product: Product) -> bool:
         """A product takes its place behind the earlier ones of its warpgroup."""
         warp = self._acting
         assert warp is not None
@@ -336,7 +336,7 @@ class TracedMachine(Machine):
         self._products.setdefault(warp.number, []).append(end)
         if warp.index % 4 == 0:
             self._extend(track, f"m64n{product.form.n}k16", begin, end)
-        super().schedule_product(unit, product)
+        return super().schedule_product(warp_index, product)
 
     def _extend(self, track: Track, name: str, begin: float, end: float) -> None:
         """A product that follows the last one without a gap makes its span longer."""

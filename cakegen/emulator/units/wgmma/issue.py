@@ -8,7 +8,7 @@ fault. The sum itself happens when the adversary says, in order along one accumu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -19,7 +19,8 @@ from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.memory import SharedMemory
 from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.text.ptx import Immediate, Instruction, Register, Vector
-from cakegen.emulator.units.wgmma.operands import Tile, TileTable, decode_descriptor
+from cakegen.emulator.units.product_chains import MultiplyAdd, add_products
+from cakegen.emulator.units.wgmma.operands import Tile, TileStack, TileTable, decode_descriptor
 from cakegen.errors import EmulationError
 
 Array = NDArray[Any]
@@ -100,13 +101,22 @@ class InFlight:
 
 
 @dataclass(eq=False)
+class Run:
+    """Products of one accumulator that were issued together: which have been added, and which start from zero."""
+
+    tiles: TileStack
+    fresh: Array
+    done: int = 0
+
+
+@dataclass(eq=False)
 class Chain:
     """An accumulator in flight: wgmmas on the same registers, done in their order."""
 
     registers: tuple[int, ...]
     sums: Array
     token: InFlight
-    pending: list[Product] = field(default_factory=list)
+    pending: list[Run] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -121,9 +131,10 @@ class Product:
 
 @dataclass(eq=False)
 class Group:
-    """Products that one `wgmma.commit_group` commits, and the granules of shared memory that they hold."""
+    """What one `wgmma.commit_group` commits: how many products, their chains, the granules that they hold."""
 
-    products: list[Product] = field(default_factory=list)
+    products: int = 0
+    chains: set[Chain] = field(default_factory=set)
     held: list[Array] = field(default_factory=list)
 
 
@@ -166,7 +177,7 @@ class ProductHost(Protocol):
         """Where operands lie."""
 
     @property
-    def multiply_add(self) -> Callable[[Array, Array, Array], Array]:
+    def multiply_add(self) -> MultiplyAdd:
         """The tensor core's arithmetic."""
 
     @property
@@ -177,8 +188,8 @@ class ProductHost(Protocol):
     def constants(self) -> Sequence[Array]:
         """What the translated blocks hold as constants."""
 
-    def schedule_product(self, unit: WgmmaUnit, product: Product) -> None:
-        """A product was issued."""
+    def schedule_product(self, warp: int, product: Product) -> bool:
+        """A product of the warp with that index was issued; whether it reads its operands at once."""
 
 
 class WgmmaUnit:
@@ -205,7 +216,7 @@ class WgmmaUnit:
     @property
     def unfinished(self) -> int:
         """Products that were issued and that no wait has covered."""
-        return sum(len(group.products) for group in (*self._groups, self._uncommitted))
+        return sum(group.products for group in (*self._groups, self._uncommitted))
 
     def fence(self, R: list[Any]) -> None:
         """`wgmma.fence`: what registers hold now is there for the wgmmas that follow."""
@@ -241,11 +252,23 @@ class WgmmaUnit:
             for product in fresh:
                 self._hold_alone(product)
             raise
-        self._uncommitted.held.append(granules)
+        group = self._uncommitted
+        group.held.append(granules)
+        group.products += len(fresh)
+        by_chain: dict[Chain, list[Product]] = {}
+        at_once: dict[Chain, int] = {}
         for product in fresh:
-            product.chain.pending.append(product)
-            self._uncommitted.products.append(product)
-            self._host.schedule_product(self, product)
+            products = by_chain.setdefault(product.chain, [])
+            products.append(product)
+            if self._host.schedule_product(self._warp.index, product):
+                at_once[product.chain] = len(products)
+        for chain, products in by_chain.items():
+            stack = self._host.tiles.stack(tuple(product.tile for product in products))
+            from_zero = np.array([not product.form.accumulate for product in products], np.bool_)
+            chain.pending.append(Run(stack, from_zero))
+            group.chains.add(chain)
+            if chain in at_once:
+                self._execute(chain, at_once[chain])
 
     def _hold_alone(self, product: Product) -> None:
         """As of several, so that a fault names the product."""
@@ -296,14 +319,18 @@ class WgmmaUnit:
                 R[index] = token
         return chain
 
-    def execute(self, product: Product) -> None:
-        """Add one product; earlier ones of the same accumulator come first."""
-        pending = product.chain.pending
-        while product in pending:
-            first = pending.pop(0)
-            elements = self._warp.cta.shared.data.view(np.uint16)
-            sums = first.chain.sums if first.form.accumulate else np.zeros_like(first.chain.sums)
-            first.chain.sums = self._host.multiply_add(elements[first.tile.a], elements[first.tile.b], sums)
+    def _execute(self, chain: Chain, count: int = -1) -> None:
+        """Add all that is pending of an accumulator in its order; of the newest run, so many products (-1: all)."""
+        elements = self._warp.cta.shared.elements
+        newest = len(chain.pending) - 1
+        for number, run in enumerate(chain.pending):
+            last = count if number == newest and count >= 0 else run.fresh.size
+            chain.sums = add_products(
+                self._host.multiply_add, elements, run.tiles, run.fresh, (run.done, last), chain.sums
+            )
+            run.done = last
+        newest_run = chain.pending[-1]
+        chain.pending = [newest_run] if newest_run.done < newest_run.fresh.size else []
 
     def commit(self) -> None:
         """`wgmma.commit_group`."""
@@ -317,15 +344,16 @@ class WgmmaUnit:
         """`wgmma.wait_group`: all but the newest groups are complete, and free what they held."""
         while len(self._groups) > pending_groups:
             group = self._groups.pop(0)
-            for product in group.products:
-                self.execute(product)
+            for chain in group.chains:
+                if chain.pending:
+                    self._execute(chain)
             for granules in group.held:
                 self._warp.cta.shared.end_read(granules)
         if self._warp.thread is not None and self._slot >= 0:
             self._warp.thread.learn(self._slot, self._committed - len(self._groups))
-        live = {id(product.chain) for group in (*self._groups, self._uncommitted) for product in group.products}
+        live = {chain for group in (*self._groups, self._uncommitted) for chain in group.chains}
         for key, chain in list(self._chains.items()):
-            if id(chain) not in live:
+            if chain not in live:
                 self._write_back(chain, R)
                 del self._chains[key]
 

@@ -74,12 +74,21 @@ class Tile:
     granules: Array
 
 
+@dataclass(frozen=True, eq=False)
+class TileStack:
+    """Tiles of products that follow each other: `[products, 16, 16]` and `[products, n, 16]` indices."""
+
+    a: Array
+    b: Array
+
+
 class TileTable:
     """Where the elements of operands lie in shared memory, computed once a pair of descriptors."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Descriptor, Descriptor, int, int], Tile] = {}
         self._unions: dict[tuple[Tile, ...], Array] = {}
+        self._stacks: dict[tuple[Tile, ...], TileStack] = {}
 
     def tile(self, a: Descriptor, b: Descriptor, quarter: int, n: int, shared: SharedMemory) -> Tile:
         """A warp's quarter of the 64 rows of a, and all `n` rows of b."""
@@ -93,6 +102,12 @@ class TileTable:
             start = max(a[0], b[0])
             raise Fault("descriptor", f"an operand at {start:#x} ends behind the CTA's {shared.num_bytes:#x} bytes")
         return tile
+
+    def stack(self, tiles: tuple[Tile, ...]) -> TileStack:
+        """Some tiles in one piece."""
+        if tiles not in self._stacks:
+            self._stacks[tiles] = TileStack(np.stack([tile.a for tile in tiles]), np.stack([tile.b for tile in tiles]))
+        return self._stacks[tiles]
 
     def union(self, tiles: tuple[Tile, ...]) -> Array:
         """The granules of some tiles, each once."""
