@@ -233,16 +233,30 @@ class _Check:
 
 
 def _overlap(first: Operand, second: Operand) -> bool:
-    """Whether two operands share a byte; column ranges of one pitched buffer count as apart."""
+    """Whether two operands share a byte; column ranges of one pitched buffer count as apart.
+
+    A single row lies in any buffer's columns. So do partials, where their stride is no multiple of the pitch
+    (token-major in memory).
+    """
     if not first.rows or not second.rows or first.end <= second.address or second.end <= first.address:
         return False
-    pitch = first.pitch * first.element_bytes
-    same_rows = second.pitch * second.element_bytes == pitch and first.rows > 1 and second.rows > 1
-    if not same_rows or first.partial_stride % first.pitch or second.partial_stride % second.pitch:
+    rows = _column_ranges(first), _column_ranges(second)
+    pitches = {pitch for pitch, _ in rows if pitch}
+    if len(pitches) != 1:
         return True
-    offset = (second.address - first.address) % pitch
-    apart = first.cols * first.element_bytes <= offset and offset + second.cols * second.element_bytes <= pitch
-    return not apart
+    pitch = pitches.pop()
+    widths = first.cols * first.element_bytes, second.cols * second.element_bytes
+    offsets = [(there - here) % pitch for here in rows[0][1] for there in rows[1][1]]
+    return not all(widths[0] <= offset and offset + widths[1] <= pitch for offset in offsets)
+
+
+def _column_ranges(operand: Operand) -> tuple[int, list[int]]:
+    """Bytes from a row to the next (0: there is one), and where the columns of each partial begin."""
+    size = operand.element_bytes
+    pitch, stride = operand.pitch * size, operand.partial_stride * size
+    if operand.rows == 1:
+        return stride, [operand.address]
+    return pitch, [operand.address + number * stride for number in range(operand.partials)]
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
