@@ -28,9 +28,10 @@ from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program as ProgramRecord
 from cakegen.registry import Registry
 from cakegen.runtime.arguments import bind_arguments
+from cakegen.runtime.operand import Operand
 from cakegen.runtime.runner import decide_overlap, run_parameters
 from cakegen.runtime.tensor_map import TensorMap
-from cakegen.runtime.validate import Operand, Request
+from cakegen.runtime.validate import Request
 
 ARITHMETIC = {"hopper": multiply_add_hopper, "wide": multiply_add_wide}
 _OUTPUTS = {"front": ("logits", "latent", "shared_act"), "tail": ("y_workspace", "out")}
