@@ -15,8 +15,9 @@ import torch
 from cakegen.model import Model
 from cakegen.registry import Registry, load_registry
 from cakegen.runtime import LatentMoe, Workspace
+from cakegen.runtime.prepared import Runner
 from cakegen.runtime.reference import reference_front, reference_tail
-from cakegen.runtime.runner import Runner, plan_partials
+from cakegen.runtime.runner import plan_partials
 
 BF16 = torch.bfloat16
 TOKENS = 192

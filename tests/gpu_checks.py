@@ -9,7 +9,7 @@ import torch
 from gpu_cases import BF16_TOLERANCE, Case, Checks, FrontCase, TailCase, run_twice
 
 from cakegen.plan.records import DecodeForm, GemmForm, Launch
-from cakegen.runtime.runner import Runner
+from cakegen.runtime.prepared import Runner
 
 Values = tuple[torch.Tensor, ...]
 

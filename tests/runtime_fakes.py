@@ -66,8 +66,12 @@ class FakeDriver:
         self.captured_elsewhere = False
         self.capture_mode = real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         self.capability = (9, 0)
+        self.allocated: set[int] = set()
+        self.libraries: set[str] = set()
+        self.streams: set[int] = set()
         self._next = 0x7F00_0000_0000
         self._keep: list[Any] = []
+        self._loads = itertools.count()
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
@@ -77,19 +81,34 @@ class FakeDriver:
         def function(*arguments: Any) -> Any:
             self.calls.append(name)
             if name in self.failures:
-                return (self.failures[name], *[None] * (len(answer(self, *arguments)) - 1))
+                return (self.failures[name],) if name in _WITHOUT_VALUE else (self.failures[name], None)
             return answer(self, *arguments)
 
         return function
 
     def allocate(self, size: int) -> int:
         self._next += -(-size // 512) * 512
+        self.allocated.add(self._next)
         return self._next
+
+    def free(self, address: int) -> tuple[Any]:
+        self.allocated.remove(address)
+        return (OK,)
 
     def host_allocate(self, size: int) -> int:
         buffer = ctypes.create_string_buffer(size)
         self._keep.append(buffer)
+        self.allocated.add(ctypes.addressof(buffer))
         return ctypes.addressof(buffer)
+
+    def load_library(self) -> tuple[Any, str]:
+        library = f"library {next(self._loads)}"
+        self.libraries.add(library)
+        return OK, library
+
+    def unload_library(self, library: str) -> tuple[Any]:
+        self.libraries.remove(library)
+        return (OK,)
 
     def set_context(self, context: int) -> tuple[Any]:
         self.context = int(context)
@@ -106,10 +125,12 @@ class FakeDriver:
 
     def create_stream(self) -> tuple[Any, int]:
         self.destroyed.discard(0x51)
+        self.streams.add(0x51)
         return OK, 0x51
 
     def destroy_stream(self, stream: int) -> tuple[Any]:
         self.destroyed.add(self.alive(stream))
+        self.streams.discard(stream)
         return (OK,)
 
     def forbids_queries(self) -> bool:
@@ -224,7 +245,11 @@ _ANSWERS: dict[str, Any] = {
     "cuStreamWaitEvent": lambda fake, stream, event, flags: fake.wait(stream, event),
     "cuEventDestroy": lambda fake, event: fake.destroy_event(event),
     "cuMemsetD8Async": lambda fake, base, value, count, stream: (OK,),
-    "cuLibraryLoadData": lambda fake, *arguments: (OK, "library"),
+    "cuMemFree": lambda fake, address: fake.free(address),
+    "cuMemFreeHost": lambda fake, address: fake.free(address),
+    "cuCtxSynchronize": lambda fake: (OK,),
+    "cuLibraryLoadData": lambda fake, *arguments: fake.load_library(),
+    "cuLibraryUnload": lambda fake, library: fake.unload_library(library),
     "cuLibraryGetKernel": lambda fake, library, symbol: (OK, Function(symbol.decode(), fake.context)),
     "cuKernelGetFunction": lambda fake, kernel: (OK, kernel),
     "cuFuncLoad": lambda fake, function: (OK,),
@@ -235,6 +260,13 @@ _ANSWERS: dict[str, Any] = {
     "cuDriverGetVersion": lambda fake: (OK, 13000),
     "cuGetErrorName": lambda fake, result: (OK, result.name.encode()),
     "cuGetErrorString": lambda fake, result: (OK, b"as the driver words it"),
+}
+
+
+_WITHOUT_VALUE = {
+    *("cuCtxSetCurrent", "cuCtxSynchronize", "cuMemFree", "cuMemFreeHost", "cuMemsetD8Async", "cuLibraryUnload"),
+    *("cuStreamSynchronize", "cuStreamDestroy", "cuStreamQuery", "cuStreamWaitEvent", "cuLaunchKernelEx"),
+    *("cuEventRecord", "cuEventQuery", "cuEventSynchronize", "cuEventDestroy", "cuFuncLoad", "cuFuncSetAttribute"),
 }
 
 

@@ -15,7 +15,7 @@ from cakegen.bench.operands import Case, FrontWeights, find_faults, poison
 from cakegen.bench.timing import Call, Clock
 from cakegen.errors import BenchError
 from cakegen.runtime import LatentMoe
-from cakegen.runtime.runner import Runner
+from cakegen.runtime.prepared import Runner
 
 
 @dataclass(eq=False)

@@ -46,6 +46,15 @@ _CALL_ARGTYPES = {
 _load_lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    """In a forked child, which lacks the thread that may have held the lock."""
+    global _load_lock
+    _load_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 @dataclass(frozen=True)
 class NvrtcOutput:
     """What one NVRTC program gave: `status` 0 and the code, or a failure and its log."""

@@ -5,15 +5,15 @@ Importing this package needs no driver; the first launch does.
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
 from cakegen.model import DeviceFacts
 from cakegen.registry import load_registry
+from cakegen.runtime.guard import GuardedLock
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.packing import pack_weight, unpack_weight
-from cakegen.runtime.runner import Outputs, Runner
+from cakegen.runtime.prepared import Outputs, Runner
+from cakegen.runtime.release import release_device_memory
 from cakegen.runtime.workspace import Workspace
 
 __all__ = [
@@ -27,12 +27,13 @@ __all__ = [
     "pack_weight",
     "prepare_kimi_k3_latent_moe_front",
     "prepare_kimi_k3_latent_moe_tail",
+    "release_device_memory",
     "shared_latent_moe",
     "unpack_weight",
 ]
 
 
-_shared_lock = threading.Lock()
+_shared_lock = GuardedLock("loading an export")
 _shared: dict[str, LatentMoe] = {}
 
 

@@ -14,8 +14,8 @@ from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
 from cakegen.registry import Program, TensorMapEntry
 from cakegen.runtime import driver
+from cakegen.runtime.operand import Operand
 from cakegen.runtime.tensor_map import TensorMap, encode_tensor_map, view_matrix
-from cakegen.runtime.validate import Operand
 
 _MAP_ALIGN = 64
 
@@ -32,14 +32,30 @@ class Argument:
     value: TensorMap | int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ArgumentBlock:
-    """Packed arguments: `pointers` is what `kernelParams` takes; the other fields keep the memory alive."""
+    """Packed arguments: `pointers` is what `kernelParams` takes; `memory` and `table` keep them alive.
+
+    Parameters
+    ----------
+    base
+        Address of the first argument.
+    """
 
     arguments: tuple[Argument, ...]
     pointers: int
+    base: int
     memory: ctypes.Array[ctypes.c_char]
     table: ctypes.Array[ctypes.c_void_p]
+
+    def take(self, other: ArgumentBlock) -> None:
+        """Take the values of a block of the same parameters, in place: bound launches hold the address.
+
+        The driver reads a launch's parameters while it is enqueued, so those of earlier launches do not change.
+        """
+        assert len(self.memory) == len(other.memory), (self.arguments, other.arguments)
+        ctypes.memmove(self.base, other.base, len(self.memory) - _MAP_ALIGN)
+        self.arguments = other.arguments
 
 
 def bind_arguments(
@@ -128,4 +144,4 @@ def pack_arguments(
         else:
             ctypes.c_int32.from_address(base + offset).value = argument.value
     table = (ctypes.c_void_p * len(arguments))(*(base + offset for offset in offsets))
-    return ArgumentBlock(arguments, ctypes.addressof(table), memory, table)
+    return ArgumentBlock(arguments, ctypes.addressof(table), base, memory, table)

@@ -1,15 +1,15 @@
 """Memory that the runtime owns on a device: zeroed control words, and the record of a wait that gave up.
 
-Everything here is allocated when a device is first prepared for and stays until the process ends, since a captured
-graph may use it for as long.
+Everything here is allocated when a device is first prepared for and stays until `release_device_memory` is called,
+since a captured graph may use it for as long.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +18,7 @@ from cakegen.errors import LaunchError
 from cakegen.registry import Program, Registry
 from cakegen.runtime import driver
 from cakegen.runtime.device import Device
+from cakegen.runtime.guard import GuardedLock
 from cakegen.runtime.streams import KnownStream
 
 SLOT_SIZES = ((128, 512), (8192, 64))
@@ -59,6 +60,7 @@ class WaitRecord:
 
     def __init__(self, host_address: int, device_address: int) -> None:
         self.device_address = device_address
+        self._host_address = host_address
         self._words = (ctypes.c_uint64 * WAIT_RECORD_WORDS).from_address(host_address)
         self._words[:] = [0] * WAIT_RECORD_WORDS
 
@@ -88,6 +90,11 @@ class WaitRecord:
         """Set the seed of the delays in programs compiled with -DCAKEGEN_CHAOS; 0 asks for none."""
         self._words[1] = seed & (2**64 - 1)
 
+    def free(self) -> None:
+        """Free the memory; what it held can still be read here."""
+        self._words = (ctypes.c_uint64 * WAIT_RECORD_WORDS)(*self._words)
+        driver.call("cuMemFreeHost", self._host_address, what="wait record")
+
 
 class _Pool:
     """Zeroed slots of one size, lent and taken back. Its user holds a lock."""
@@ -95,7 +102,9 @@ class _Pool:
     def __init__(self, slot_bytes: int, slab_slots: int) -> None:
         self.slot_bytes = slot_bytes
         self._slab_slots = slab_slots
-        self.free: list[int] = _allocate_slab(slot_bytes, slab_slots)
+        self._slabs: list[int] = []
+        self.free: list[int] = []
+        self._add_slab()
         # appended to by finalisers, which may run inside any other code of this thread: no lock there
         self.retired: collections.deque[ControlWords] = collections.deque()
 
@@ -115,12 +124,23 @@ class _Pool:
         if len(self.free) >= RESERVED_SLOTS:
             return
         try:
-            self.free.extend(_allocate_slab(self.slot_bytes, self._slab_slots))
+            self._add_slab()
         except LaunchError:
             if not self.free and not capturing:
                 self._take_back()
             if not self.free:
                 raise
+
+    def _add_slab(self) -> None:
+        slots = _allocate_slab(self.slot_bytes, self._slab_slots)
+        self._slabs.append(slots[0])
+        self.free.extend(slots)
+
+    def free_slabs(self) -> None:
+        """Free all memory; no slot of it is in use."""
+        self.free.clear()
+        while self._slabs:
+            driver.call("cuMemFree", self._slabs.pop(), what="control words")
 
     def _take_back(self) -> None:
         """Free the retired slots whose streams are done; a kernel of a runner that is gone may be in flight.
@@ -141,10 +161,28 @@ class DeviceControl:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._lock = threading.Lock()
+        self._lock = GuardedLock(f"lending control words of cuda:{device.ordinal}")
+        self._pools: list[_Pool] = []
         with driver.using_context(device.context), driver.relaxed_capture():
             self.wait_record = _allocate_wait_record()
-            self._pools = [_Pool(slot_bytes, slots) for slot_bytes, slots in SLOT_SIZES]
+            try:
+                for slot_bytes, slots in SLOT_SIZES:
+                    self._pools.append(_Pool(slot_bytes, slots))
+            except LaunchError:
+                # the error to tell is the first one
+                with contextlib.suppress(LaunchError):
+                    self._free()
+                raise
+
+    def free(self) -> None:
+        """Free the words and the wait record; nothing on the device uses them any more."""
+        with driver.using_context(self.device.context), driver.relaxed_capture():
+            self._free()
+
+    def _free(self) -> None:
+        for pool in self._pools:
+            pool.free_slabs()
+        self.wait_record.free()
 
     def take_words(self, count: int) -> ControlWords:
         """Lend `count` zeroed int32.
@@ -180,14 +218,30 @@ class DeviceControl:
 def _allocate_slab(slot_bytes: int, slots: int) -> list[int]:
     """Addresses of zeroed slots; complete before it returns, so that any stream may use them."""
     bytes_ = slots * slot_bytes
-    base = int(driver.call("cuMemAlloc", bytes_, what="control words"))
-    flags = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
-    # a stream of its own: the default stream would wait for, or break, another thread's capture
-    stream = driver.call("cuStreamCreate", flags, what="control words")
-    driver.call("cuMemsetD8Async", base, 0, bytes_, stream, what="control words")
-    driver.call("cuStreamSynchronize", stream, what="control words")
-    driver.call("cuStreamDestroy", stream, what="control words")
+    with contextlib.ExitStack() as undo:
+        base = int(driver.call("cuMemAlloc", bytes_, what="control words"))
+        undo.callback(_try_to, "cuMemFree", base)
+        _write_zeros(base, bytes_)
+        undo.pop_all()
     return [base + slot * slot_bytes for slot in range(slots)]
+
+
+def _write_zeros(base: int, bytes_: int) -> None:
+    """On a stream of its own: the default stream would wait for, or break, another thread's capture."""
+    flags = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
+    with contextlib.ExitStack() as undo:
+        stream = driver.call("cuStreamCreate", flags, what="control words")
+        undo.callback(_try_to, "cuStreamDestroy", stream)
+        driver.call("cuMemsetD8Async", base, 0, bytes_, stream, what="control words")
+        driver.call("cuStreamSynchronize", stream, what="control words")
+        undo.pop_all()
+        driver.call("cuStreamDestroy", stream, what="control words")
+
+
+def _try_to(name: str, *arguments: object) -> None:
+    """A driver call that gives something back behind an error, which is the one to tell."""
+    with contextlib.suppress(LaunchError):
+        driver.call(name, *arguments)
 
 
 def _allocate_wait_record() -> WaitRecord:
@@ -195,13 +249,16 @@ def _allocate_wait_record() -> WaitRecord:
     wait_seconds = _environment_number(WAIT_VARIABLE, float, DEFAULT_WAIT_SECONDS)
     chaos_seed = _environment_number("CAKEGEN_CHAOS_SEED", int, 0)
     flags = module.CU_MEMHOSTALLOC_DEVICEMAP | module.CU_MEMHOSTALLOC_PORTABLE
-    host = int(driver.call("cuMemHostAlloc", WAIT_RECORD_WORDS * 8, flags, what="wait record"))
-    record = WaitRecord(host, int(driver.call("cuMemHostGetDevicePointer", host, 0, what="wait record")))
-    try:
-        record.write_wait_limit(wait_seconds)
-    except LaunchError as error:
-        raise LaunchError(f"environment: {WAIT_VARIABLE}: {error}") from None
-    record.write_chaos_seed(chaos_seed)
+    with contextlib.ExitStack() as undo:
+        host = int(driver.call("cuMemHostAlloc", WAIT_RECORD_WORDS * 8, flags, what="wait record"))
+        undo.callback(_try_to, "cuMemFreeHost", host)
+        record = WaitRecord(host, int(driver.call("cuMemHostGetDevicePointer", host, 0, what="wait record")))
+        try:
+            record.write_wait_limit(wait_seconds)
+        except LaunchError as error:
+            raise LaunchError(f"environment: {WAIT_VARIABLE}: {error}") from None
+        record.write_chaos_seed(chaos_seed)
+        undo.pop_all()
     return record
 
 
@@ -214,8 +271,16 @@ def _environment_number(name: str, kind: type[Number], default: Number) -> Numbe
         raise LaunchError(f"environment: {name} must be {what}; got {text!r}") from None
 
 
-_controls_lock = threading.Lock()
+_controls_lock = GuardedLock("allocating control memory")
 _controls: dict[int, DeviceControl] = {}
+
+
+def _forget_all() -> None:
+    """In a forked child: the memory is the parent's."""
+    _controls.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def opened_control(ordinal: int) -> DeviceControl | None:
@@ -229,6 +294,20 @@ def open_control(device: Device) -> DeviceControl:
         if device.ordinal not in _controls:
             _controls[device.ordinal] = DeviceControl(device)
         return _controls[device.ordinal]
+
+
+def free_controls() -> None:
+    """Free the control memory of every device, which nothing there uses any more.
+
+    Raises
+    ------
+    LaunchError
+        The driver refuses.
+    """
+    with _controls_lock:
+        while _controls:
+            _, control = _controls.popitem()
+            control.free()
 
 
 def describe_wait_record(words: Sequence[int], registries: Iterable[Registry]) -> str | None:

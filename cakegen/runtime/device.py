@@ -1,17 +1,26 @@
-"""What the driver says of a device, read once a process. Imports arch, errors, model and driver."""
+"""What the driver says of a device, read once a process. Imports arch, errors, model, driver and guard."""
 
 from __future__ import annotations
 
-import threading
+import os
 from dataclasses import dataclass, field
 
 from cakegen.arch import Architecture, architecture_of
 from cakegen.errors import LaunchError, PlanError
 from cakegen.model import DeviceFacts
 from cakegen.runtime import driver
+from cakegen.runtime.guard import GuardedLock
 
-_lock = threading.Lock()
+_lock = GuardedLock("opening a device")
 _opened: dict[int, Device] = {}
+
+
+def _forget_all() -> None:
+    """In a forked child, which would take the parent's contexts for its own and never ask the driver."""
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 @dataclass(eq=False)
@@ -64,6 +73,11 @@ class Device:
 def opened_device(ordinal: int) -> Device | None:
     """The device if it was opened before; asks no driver."""
     return _opened.get(ordinal)
+
+
+def opened_devices() -> tuple[Device, ...]:
+    """The devices that were opened before."""
+    return tuple(_opened.values())
 
 
 def open_device(ordinal: int) -> Device:

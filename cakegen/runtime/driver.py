@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,7 +25,16 @@ TENSOR_MAP_BYTES = 128
 _FIRST_VERSION_WITH_TENSOR_MAPS = 12000
 
 
+FORKED = (
+    "this process was forked from one that had initialised the CUDA driver, and the driver does not work in such a "
+    "child. Start workers with multiprocessing's 'spawn' or 'forkserver', or before the parent asks for a device "
+    "(torch.cuda, warm_up, generated_program_available)."
+)
+
+# whether this process is a forked child; and whether its parent had initialised the driver, as far as is known
+_is_child = False
 _forked = False
+_initialising = False
 
 
 @functools.cache
@@ -37,12 +47,17 @@ def bindings() -> Any:
         The bindings or libcuda are not installed, `cuInit` failed, or this process was forked from one where it had
         not.
     """
-    if _forked:
-        raise LaunchError(
-            "no CUDA driver can be used here: this process was forked from one that had initialised it, and the driver "
-            "does not work in such a child. Start workers with multiprocessing's 'spawn' or 'forkserver', or before "
-            "the parent asks for a device (torch.cuda, warm_up, generated_program_available)."
-        )
+    global _initialising
+    if _forked or _torch_was_forked():
+        raise LaunchError(f"no CUDA driver can be used here: {FORKED}")
+    _initialising = True
+    try:
+        return _initialised()
+    finally:
+        _initialising = False
+
+
+def _initialised() -> Any:
     try:
         module = importlib.import_module("cuda.bindings.driver")
         (result,) = module.cuInit(0)
@@ -52,14 +67,28 @@ def bindings() -> Any:
             "package and NVIDIA's driver (libcuda); backend='reference' runs without either."
         ) from None
     if result != module.CUresult.CUDA_SUCCESS:
-        raise LaunchError(f"cuInit failed: {result_text(module, result)}")
+        raise LaunchError(f"cuInit failed: {result_text(module, result)}{_fork_hint(module, result)}")
     return module
 
 
+def _torch_was_forked() -> bool:
+    """Whether torch says that it had initialised the driver before the fork; asks only a torch that is imported."""
+    torch = sys.modules.get("torch")
+    return bool(torch is not None and torch.cuda._is_in_bad_fork())
+
+
+def _fork_hint(module: Any, result: Any) -> str:
+    """What a forked child adds to "not initialised": whoever had initialised the driver, it says no more than that."""
+    if _is_child and result == module.CUresult.CUDA_ERROR_NOT_INITIALIZED:
+        return f". Most likely {FORKED}"
+    return ""
+
+
 def _note_fork(initialised: Callable[[], Any]) -> None:
-    """In a forked child: answer for the driver from now on, if the parent had initialised it."""
-    global _forked
-    _forked = _forked or cast("Any", initialised).cache_info().currsize > 0
+    """In a forked child: answer for the driver from now on, if the parent had initialised it, or was about to."""
+    global _forked, _is_child, _initialising
+    _forked = _forked or _initialising or cast("Any", initialised).cache_info().currsize > 0
+    _is_child, _initialising = True, False
     cast("Any", initialised).cache_clear()
 
 
@@ -94,7 +123,8 @@ def call(name: str, *arguments: Any, what: str = "") -> Any:
     module = bindings()
     result, *values = getattr(module, name)(*arguments)
     if result != module.CUresult.CUDA_SUCCESS:
-        raise LaunchError(f"{name}{f' for {what}' if what else ''} failed: {result_text(module, result)}")
+        text = f"{result_text(module, result)}{_fork_hint(module, result)}"
+        raise LaunchError(f"{name}{f' for {what}' if what else ''} failed: {text}")
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
@@ -235,11 +265,15 @@ def _attribute(module: Any, kind: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a loaded library, in one device's context. The library stays loaded as long as the process lives."""
+    """A kernel of a loaded library, in one device's context. It stays loaded until `unload` is called."""
 
     symbol: str
     function: Any
     library: Any
+
+    def unload(self) -> None:
+        """Unload the library; no launch of it may be in flight or follow."""
+        call("cuLibraryUnload", self.library, what=self.symbol)
 
 
 def load_kernel(cubin: bytes, symbol: str, dynamic_smem_bytes: int) -> Kernel:
@@ -248,8 +282,9 @@ def load_kernel(cubin: bytes, symbol: str, dynamic_smem_bytes: int) -> Kernel:
     Raises
     ------
     LaunchError
-        The driver refused the cubin; the message names the driver's and NVRTC's versions.
+        The driver refused the cubin; the message names the driver's and NVRTC's versions, and nothing stays loaded.
     """
+    library = None
     try:
         library = call("cuLibraryLoadData", cubin, [], [], 0, [], [], 0, what=symbol)
         kernel = call("cuLibraryGetKernel", library, symbol.encode(), what=symbol)
@@ -260,6 +295,10 @@ def load_kernel(cubin: bytes, symbol: str, dynamic_smem_bytes: int) -> Kernel:
         what = f"{symbol} with {dynamic_smem_bytes} bytes of dynamic shared memory"
         call("cuFuncSetAttribute", function, limit, dynamic_smem_bytes, what=what)
     except LaunchError as error:
+        if library is not None:
+            # the error to tell is the first one
+            with contextlib.suppress(LaunchError):
+                call("cuLibraryUnload", library, what=symbol)
         raise LaunchError(f"{error}; {len(cubin)} bytes of cubin; {versions()}") from None
     return Kernel(symbol, function, library)
 

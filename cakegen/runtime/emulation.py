@@ -15,8 +15,8 @@ from cakegen.model import DeviceFacts, Model
 from cakegen.plan import plan_route
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
+from cakegen.runtime.prepared import Runner
 from cakegen.runtime.programs import check_registered
-from cakegen.runtime.runner import Runner
 from cakegen.runtime.validate import Request
 
 DEFAULT_ARCH = "sm_90a"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from cakegen.errors import CakeError, LaunchError
 from cakegen.model import DeviceFacts
-from cakegen.plan import plan_route
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
 from cakegen.runtime.capture import refuse_cold, refuse_in_capture
@@ -18,35 +16,15 @@ from cakegen.runtime.control import WaitRecord, describe_wait_record, open_contr
 from cakegen.runtime.device import Device, open_device, opened_device
 from cakegen.runtime.emulation import emulated_facts, prepare_emulated
 from cakegen.runtime.plain import check_whole, check_wholes
-from cakegen.runtime.programs import (
-    LoadedProgram,
-    ProgramTable,
-    check_registered,
-    check_residency,
-    lowers_resident_pairs,
-)
+from cakegen.runtime.prepared import EmptyRunner, Outputs, ReferenceRunner, Runner
+from cakegen.runtime.programs import ProgramTable
 from cakegen.runtime.reference import reference_front, reference_tail
-from cakegen.runtime.runner import (
-    EmptyRunner,
-    Outputs,
-    ProgramRunner,
-    ReferenceRunner,
-    Runner,
-    plan_partials,
-    with_wait_report,
-)
-from cakegen.runtime.validate import Request, validate_front, validate_tail
+from cakegen.runtime.routes import RouteTable
+from cakegen.runtime.runner import ProgramRunner, plan_partials, with_wait_report
+from cakegen.runtime.validate import Operands, Request, validate_front, validate_tail
 from cakegen.runtime.workspace import Workspace, stream_workspace
 
 BACKENDS = ("auto", "emulator", "reference")
-
-
-@dataclass(frozen=True)
-class Route:
-    """A plan and its programs, loaded on one device."""
-
-    plan: Plan
-    programs: tuple[LoadedProgram, ...]
 
 
 class LatentMoe:
@@ -77,7 +55,7 @@ class LatentMoe:
         self._device_facts = device_facts
         self._compile_flags = compile_flags
         self._programs = ProgramTable(registry, compile_flags, bundle)
-        self._routes: dict[tuple[int, DeviceFacts, str, int, int, int], Route] = {}
+        self._routes = RouteTable(registry, self._programs, device_facts)
 
     def prepare_front(
         self,
@@ -127,8 +105,9 @@ class LatentMoe:
             self.model, x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act
         )
 
-        def compute() -> Outputs:
-            return reference_front(self.model.dims, x, gate_weight, down_weight, shared_gate_up_weight)
+        def compute(given: Operands) -> Outputs:
+            inputs = (given["x"], given["gate_weight"], given["down_weight"], given["shared_gate_up_weight"])
+            return reference_front(self.model.dims, *inputs)
 
         return self._prepare(request, backend, workspace, arch, overlap, compute)
 
@@ -185,9 +164,10 @@ class LatentMoe:
             y_workspace=y_workspace,
         )
 
-        def compute() -> Outputs:
-            operands = (routed, norm_weight, up_weight, shared_act, shared_down_weight)
-            return reference_tail(self.model.dims, *operands, tp=tp, rank=rank)
+        def compute(given: Operands) -> Outputs:
+            names = ("routed", "norm_weight", "up_weight", "shared_act", "shared_down_weight")
+            inputs = (given[name] for name in names)
+            return reference_tail(self.model.dims, *inputs, tp=request.tp, rank=request.rank)
 
         return self._prepare(request, backend, workspace, arch, overlap, compute)
 
@@ -211,7 +191,7 @@ class LatentMoe:
             opened = open_device(_ordinal(torch.device(device)))
             counts = {"tp": tp, "num_tokens": num_tokens, "num_partials": num_partials}
             tp, tokens, partials = (check_whole(str(stage), name, value) for name, value in counts.items())
-            plan = self._plan(opened, str(stage), tp, max(1, tokens), partials)
+            plan = self._routes.plan(opened, str(stage), tp, max(1, tokens), partials)
         except (CakeError, TypeError, ValueError, RuntimeError):  # torch.device raises the last three for what is none
             return False
         return all(
@@ -271,11 +251,11 @@ class LatentMoe:
             for count in (every if chosen is None else chosen)
             if count
         ]
-        plans = [self._plan(opened, *request) for request in requests]
+        plans = [self._routes.plan(opened, *request) for request in requests]
         keys = dict.fromkeys(launch.key for plan in plans for launch in plan.launches)
         self._programs.load_all(opened, tuple(keys), workers, on_progress)
         open_control(opened)
-        routes = [self._route(opened, *request) for request in requests]
+        routes = [self._routes.load(opened, *request) for request in requests]
         return tuple(dict.fromkeys(launch.key for route in routes for launch in route.plan.launches))
 
     def wait_record(self, device: torch.device | str | int) -> WaitRecord:
@@ -294,7 +274,7 @@ class LatentMoe:
         workspace: Workspace | None,
         arch: str | DeviceFacts | None,
         overlap: bool,
-        compute: Any,
+        compute: Callable[[Operands], Outputs],
     ) -> Runner:
         _check_options(request, backend, workspace, arch)
         if backend == "reference":
@@ -313,11 +293,11 @@ class LatentMoe:
         if request.tokens == 0:
             return EmptyRunner(request, None)
         ordinal = _ordinal(request.device)
-        refuse_cold(request, ordinal, self._plan, self._programs)
+        refuse_cold(request, ordinal, self._routes.plan, self._programs)
         try:
             device = self._open(ordinal)
             control = open_control(device)
-            route = self._route(device, request.stage, request.tp, request.tokens, request.partials)
+            route = self._routes.load(device, request.stage, request.tp, request.tokens, request.partials)
             chosen = _workspace_for(route.plan, ordinal, workspace)
             return ProgramRunner(request, route.plan, route.programs, device, control, self.registry, chosen, overlap)
         except LaunchError as error:
@@ -332,38 +312,6 @@ class LatentMoe:
         if facts is not None and facts.arch != device.arch.name:
             raise LaunchError(f"device_facts are of {facts.arch}; cuda:{ordinal} ({device.name}) is {device.arch.name}")
         return device
-
-    def _plan(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Plan:
-        facts = self._device_facts or device.facts
-        return plan_route(self.model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=facts)
-
-    def _route(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Route:
-        facts = self._device_facts or device.facts
-        key = (device.ordinal, facts, stage, tp, tokens, partials)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._load_route(device, stage, tp, tokens, partials)
-            # under the facts it was planned with, which may be lower than those it was asked with
-            self._routes[(key[0], route.plan.device, *key[2:])] = route
-        return route
-
-    def _load_route(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Route:
-        """Plan, load, and check the plan's residency against the loaded programs.
-
-        A plan counts on `sm_count // 2` pairs at first. Only a loaded program can be asked how many of its clusters
-        the device holds; where it holds fewer, the lower figure becomes the device's and the route is planned again.
-        Each turn lowers the figure, so this ends.
-        """
-        while True:
-            plan = self._plan(device, stage, tp, tokens, partials)
-            check_registered(self.registry, plan, f"cuda:{device.ordinal}")
-            programs = tuple(self._programs.load(device, launch.key) for launch in plan.launches)
-            if self._device_facts is not None or not lowers_resident_pairs(device, plan, programs):
-                break
-        for launch, loaded in zip(plan.launches, programs, strict=True):
-            if loaded.program.launch.cooperative:
-                check_residency(device, loaded, launch)
-        return Route(plan, programs)
 
 
 def _check_options(request: Request, backend: str, workspace: Workspace | None, arch: str | DeviceFacts | None) -> None:

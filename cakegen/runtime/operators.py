@@ -6,7 +6,6 @@ and the rest of this package, which does not import it.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,11 @@ import torch
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import driver, kimi_k3_latent_moe
+from cakegen.runtime.guard import GuardedLock
 from cakegen.runtime.latent_moe import LatentMoe
-from cakegen.runtime.runner import ProgramRunner, Runner
+from cakegen.runtime.prepared import Runner
+from cakegen.runtime.release import FORGET
+from cakegen.runtime.runner import ProgramRunner
 from cakegen.runtime.workspace import FP32_BYTES, CallWorkspace
 
 NAMESPACE = "cakegen"
@@ -60,12 +62,19 @@ class PreparedCalls:
 
     def __init__(self, most: int = MOST_RUNNERS) -> None:
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = GuardedLock("looking up a prepared call")
         # with the number of partials that a runner was bound to, and their address
         self._kept: OrderedDict[tuple[Any, ...], tuple[Runner, int, int]] = OrderedDict()
 
+        FORGET.add(self)
+
     def __len__(self) -> int:
         return len(self._kept)
+
+    def forget(self) -> None:
+        """Drop every kept runner."""
+        with self._lock:
+            self._kept.clear()
 
     def run(self, prepare: Callable[..., Runner], operands: Tensors, options: dict[str, Any]) -> None:
         """Run a call on torch's current stream.
@@ -127,7 +136,7 @@ _TAIL_INPUTS = (
 # torch must hand over the strides that the fake kernels saw: an activation's rows may be pitched, a weight's not
 _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),)
 
-_defined_lock = threading.Lock()
+_defined_lock = GuardedLock("defining operators")
 CPU_BACKENDS = ("reference", "emulator")
 
 

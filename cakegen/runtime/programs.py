@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import os
-import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program, Registry
 from cakegen.runtime import driver
 from cakegen.runtime.device import Device
+from cakegen.runtime.guard import GuardedLock, Section
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,11 @@ class ProgramTable:
         self._flags = compile_flags
         self._bundle = bundle
         self._loaded: dict[tuple[int, str], LoadedProgram] = {}
-        self._locks: collections.defaultdict[tuple[int, str], threading.Lock] = collections.defaultdict(threading.Lock)
-        self._table_lock = threading.Lock()
+        self._locks: collections.defaultdict[tuple[int, str], GuardedLock] = collections.defaultdict(
+            lambda: GuardedLock("loading a program")
+        )
+        self._table_lock = GuardedLock("looking up a program")
+        _tables.add(self)
 
     def find(self, device: Device, key: str) -> LoadedProgram | None:
         """The program of a key if it is loaded on a device."""
@@ -76,7 +80,7 @@ class ProgramTable:
             )
         with self._table_lock:
             lock = self._locks[device.ordinal, key]
-        with lock:
+        with lock, _loading:
             found = self.find(device, key)
             return found if found is not None else self._load(device, key)
 
@@ -91,6 +95,7 @@ class ProgramTable:
         cubin = (compilation.cached_cubin(request) if bundle is None else bundle.program(request)).cubin
         with driver.using_context(device.context), driver.relaxed_capture():
             kernel = driver.load_kernel(cubin, program.kernel_symbol, program.launch.dynamic_smem_bytes)
+        _kernels.append((device.context, kernel))
         loaded = LoadedProgram(key, program, kernel)
         self._loaded[device.ordinal, key] = loaded
         return loaded
@@ -135,12 +140,41 @@ class ProgramTable:
                 bundle.program(request)
                 report()
         else:
-            for outcome in compilation.compile_many(list(requests), workers=workers, on_done=report):
+            with _loading:
+                outcomes = compilation.compile_many(list(requests), workers=workers, on_done=report)
+            for outcome in outcomes:
                 if isinstance(outcome, CompileError):
                     raise outcome
         for key in cold:
             self.load(device, key)
             report()
+
+    def forget(self) -> None:
+        """Forget every program: all of them are unloaded."""
+        self._loaded.clear()
+
+
+# the compiler and its cache hold locks of their own, which a handler in the same thread would wait for
+_loading = Section("compiling or loading a program")
+_tables: weakref.WeakSet[ProgramTable] = weakref.WeakSet()
+# by context: a table may be gone before the runners that launch its programs
+_kernels: collections.deque[tuple[int, driver.Kernel]] = collections.deque()
+
+
+def unload_programs() -> None:
+    """Unload every program that was loaded; no launch of one is in flight or follows.
+
+    Raises
+    ------
+    LaunchError
+        The driver refuses.
+    """
+    for table in list(_tables):
+        table.forget()
+    while _kernels:
+        context, kernel = _kernels.popleft()
+        with driver.using_context(context), driver.relaxed_capture():
+            kernel.unload()
 
 
 def check_registered(registry: Registry, plan: Plan, where: str) -> None:

@@ -1,17 +1,16 @@
 """Prepared calls. A runner launches what was bound for it on torch's current stream, and nothing else.
 
-Imports driver, streams, control, arguments and validate. A call plans nothing, allocates nothing, synchronises nothing.
+Imports driver, streams, control, arguments and prepared. A call plans nothing, allocates nothing, synchronises nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from cakegen.errors import LaunchError
 from cakegen.model import Model
@@ -22,11 +21,13 @@ from cakegen.runtime import driver, streams
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
 from cakegen.runtime.control import ControlWords, DeviceControl, describe_wait_record, opened_control
 from cakegen.runtime.device import Device
+from cakegen.runtime.prepared import Outputs, Runner
 from cakegen.runtime.programs import LoadedProgram
 from cakegen.runtime.validate import Request
 from cakegen.runtime.workspace import Workspace
 
-Outputs = tuple[torch.Tensor, ...]
+MOST_STREAMS = 64
+"""Streams that a runner remembers beside those with work of it in flight."""
 
 
 @dataclass(eq=False)
@@ -60,47 +61,6 @@ class BoundLaunch:
         module = driver.bindings()
         text = driver.result_text(module, module.CUresult(result))
         return LaunchError(f"cuLaunchKernelEx failed: {text}; {self.describe()}")
-
-
-class Runner:
-    """A prepared call; calling it launches on the current stream and returns the outputs.
-
-    It keeps its operands alive. Capture it into a CUDA graph freely, and keep the runner (or at least its operands and
-    its `Workspace`, where it was given one) as long as the graph. A runner has one set of outputs: a call on another
-    stream than the last waits there, on the device, for the last. Calls inside captures are not ordered so, and one
-    runner belongs to one thread at a time.
-    """
-
-    def __init__(self, request: Request, plan: Plan | None) -> None:
-        self.outputs: Outputs = request.outputs
-        self.plan = plan
-        self._tensors = request.tensors
-
-    def __call__(self) -> Outputs:
-        """Run the call."""
-        raise NotImplementedError
-
-
-class EmptyRunner(Runner):
-    """A call of no tokens: there is nothing to launch, and no driver is asked."""
-
-    def __call__(self) -> Outputs:
-        """Return the empty outputs."""
-        return self.outputs
-
-
-class ReferenceRunner(Runner):
-    """A call of the torch reference, which writes its results to the caller's outputs."""
-
-    def __init__(self, request: Request, compute: Callable[[], Outputs]) -> None:
-        super().__init__(request, None)
-        self._compute = compute
-
-    def __call__(self) -> Outputs:
-        """Compute and copy; allocates, unlike a generated program."""
-        for output, value in zip(self.outputs, self._compute(), strict=True):
-            output.copy_(value)
-        return self.outputs
 
 
 class ProgramRunner(Runner):
@@ -137,17 +97,36 @@ class ProgramRunner(Runner):
         # by stream: what a call there runs; the current stream's is made now, another's at its first call
         self._bound: dict[int, tuple[Callable[[], int], ...]] = {}
         self._known: dict[int, streams.KnownStream] = {}
+        self._ended = ""
         self._words = self._take_words(control, plan)
-        buffers = {name: operand.address for name, operand in request.operands.items()}
-        buffers["wait_record"] = control.wait_record.device_address
-        buffers["counters"] = 0 if self._words is None else self._words.address
-        buffers["partials"] = 0 if self._partials is None else self._partials.data_ptr()
-        model = registry.model.for_family(device.arch.family)
+        self._buffers = {
+            "wait_record": control.wait_record.device_address,
+            "counters": 0 if self._words is None else self._words.address,
+            "partials": 0 if self._partials is None else self._partials.data_ptr(),
+        }
+        self._model = registry.model.for_family(device.arch.family)
+        self._overlap = overlap
         self.launches = tuple(
-            bind_program(request, loaded, launch, buffers, model, overlap)
+            BoundLaunch(loaded, launch, *self._pack(request, loaded, launch))
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
         self._bind_stream(driver.current_stream(device.ordinal))
+        _live.add(self)
+
+    def _pack(self, request: Request, loaded: LoadedProgram, launch: Launch) -> tuple[ArgumentBlock, LaunchRecord]:
+        """A launch's arguments on a request's operands, and its attributes."""
+        record, own = decide_overlap(launch, loaded.program.launch, self._model, self._overlap)
+        buffers = self._buffers | {name: operand.address for name, operand in request.operands.items()}
+        parameters = run_parameters(request) | own
+        return pack_arguments(bind_arguments(loaded.program, request.operands, buffers, parameters)), record
+
+    def _bind(self, request: Request) -> None:
+        """Rewrite the arguments of all launches, once all of them are packed."""
+        if self._ended:
+            raise LaunchError(self._ended)
+        blocks = [self._pack(request, each.loaded, each.launch)[0] for each in self.launches]
+        for bound, block in zip(self.launches, blocks, strict=True):
+            bound.block.take(block)
 
     def _take_words(self, control: DeviceControl, plan: Plan) -> ControlWords | None:
         """Counters of one launch at a time: the launches of a plan follow each other, and each leaves them at zero."""
@@ -160,6 +139,8 @@ class ProgramRunner(Runner):
 
     def __call__(self) -> Outputs:
         """Launch on torch's current stream of the operands' device."""
+        if self._checks:
+            self.check_operands()
         stream = self._read_stream(self._ordinal)
         workspace = self._workspace
         # whoever has partials has words: arrivals at a cut tile are counted
@@ -190,8 +171,15 @@ class ProgramRunner(Runner):
 
         For a cache whose user vouches, at each call, that live operands are at the addresses that are bound.
         """
-        self.outputs = self._tensors = ()
+        self.outputs = ()
+        self._request = dataclasses.replace(self._request, tensors={}, outputs=())
         self._workspace = self._partials = None
+
+    def end(self, why: str) -> None:
+        """Refuse every later call with a reason: what was bound is gone, or can't be used in this process."""
+        self._ended = why
+        self._workspace = self._partials = self._stream = None
+        self._bound.clear()
 
     def _move_to(self, stream: int) -> None:
         """Order a call on another stream behind the last one; which stream replays a capture is the caller's choice.
@@ -210,8 +198,19 @@ class ProgramRunner(Runner):
 
     def _bind_stream(self, stream: int) -> None:
         """Bind the launches to torch's current stream, and what a stream that may be destroyed needs around them."""
+        if self._ended:
+            raise LaunchError(self._ended)
+        if len(self._bound) >= MOST_STREAMS:
+            self._forget_idle_streams()
         known = self._known[stream] = streams.known_stream(self._ordinal, stream, self._device.context)
         self._bound[stream] = (*known.waits, *(launch.bind_stream(stream) for launch in self.launches), *known.marks)
+
+    def _forget_idle_streams(self) -> None:
+        """Streams that a server makes and destroys are not remembered for ever; their handles come again."""
+        with driver.using_context(self._device.context):
+            idle = [handle for handle, known in self._known.items() if handle != self._stream and known.is_idle()]
+        for handle in idle:
+            del self._bound[handle], self._known[handle]
 
     def _launch_in_context(self, stream: int, position: int, result: int) -> None:
         """Launch (or wait, or mark) again, in the device's own context, what failed in another.
@@ -237,28 +236,17 @@ class ProgramRunner(Runner):
         raise self.launches[launch].failure(result)
 
 
-def bind_program(
-    request: Request,
-    loaded: LoadedProgram,
-    launch: Launch,
-    buffers: dict[str, int],
-    model: Model,
-    overlap: bool,
-) -> BoundLaunch:
-    """One launch of a plan on a request's operands.
+# a runner that is gone leaves this by itself
+_live: weakref.WeakSet[ProgramRunner] = weakref.WeakSet()
 
-    Parameters
-    ----------
-    buffers
-        Addresses by the names that `arg_plan` uses.
-    model
-        The export's, with the rules of the device's family.
-    overlap
-        See `ProgramRunner`.
-    """
-    record, values = decide_overlap(launch, loaded.program.launch, model, overlap)
-    block = pack_arguments(bind_arguments(loaded.program, request.operands, buffers, run_parameters(request) | values))
-    return BoundLaunch(loaded, launch, block, record)
+
+def end_runners(why: str) -> None:
+    """End every runner of this process; see `ProgramRunner.end`."""
+    for runner in list(_live):
+        runner.end(why)
+
+
+os.register_at_fork(after_in_child=lambda: end_runners(f"this runner was prepared before a fork, and {driver.FORKED}"))
 
 
 def decide_overlap(
@@ -270,8 +258,10 @@ def decide_overlap(
     ----------
     record
         Attributes of its program.
-    model, overlap
-        As in `bind_program`.
+    model
+        The export's, with the rules of the device's family.
+    overlap
+        See `ProgramRunner`.
     """
     values = dict(launch.parameters)
     if overlap and launch.overlap and record.overlap:

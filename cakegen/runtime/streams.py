@@ -1,4 +1,4 @@
-"""Completion and order of streams, whoever captures a graph meanwhile. Imports errors and driver.
+"""Completion and order of streams, whoever captures a graph meanwhile. Imports errors, driver and guard.
 
 No driver call is defined on the handle of a stream that was destroyed, and a driver may crash on one. So a stream is
 asked by its handle only if it is torch's own, which lives as long as the process; any other may be destroyed at any
@@ -11,13 +11,13 @@ Nothing here waits for the whole context: that ends every capture in it, whateve
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import driver
+from cakegen.runtime.guard import GuardedLock
 
 
 class KnownStream:
@@ -156,7 +156,7 @@ class ForeignStream(KnownStream):
 
 
 _known: weakref.WeakValueDictionary[tuple[int, int], KnownStream] = weakref.WeakValueDictionary()
-_known_lock = threading.Lock()
+_known_lock = GuardedLock("noting a stream")
 
 
 def known_stream(ordinal: int, handle: int, context: int) -> KnownStream:

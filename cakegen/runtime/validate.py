@@ -1,13 +1,14 @@
 """Operands of the front and the tail: checked against the model, and reduced to addresses and pitches.
 
-Imports torch, errors, arch, model, packing and tensor_map. Asks no driver, so that it holds for CPU tensors
+Imports torch, errors, arch, model, operand, packing and tensor_map. Asks no driver, so that it holds for CPU tensors
 (backend='reference') as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -15,53 +16,13 @@ import torch
 from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
 from cakegen.model import Model
+from cakegen.runtime.operand import Operand, overlap
 from cakegen.runtime.packing import packed_shape
 from cakegen.runtime.plain import check_tensors, check_whole
 from cakegen.runtime.tensor_map import CHUNK_COLS
 
 ALIGN_BYTES = 16
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A row-major matrix `[rows, cols]` in memory, or `partials` of them; pitches in elements.
-
-    Parameters
-    ----------
-    pitch
-        Elements from one row to the next; `cols` where there is at most one row.
-    column_limit
-        Columns that a `columns` view may read: up to the end of this rank's slice.
-    chunk_stride
-        Elements from one 64-column chunk of a packed weight to the next, whose rows lie 64 elements apart (0: the
-        matrix is row-major).
-    """
-
-    name: str
-    address: int
-    rows: int
-    cols: int
-    pitch: int
-    element_bytes: int
-    column_limit: int
-    partials: int = 1
-    partial_stride: int = 0
-    chunk_stride: int = 0
-
-    @property
-    def matrix_elems(self) -> int:
-        """Elements of one matrix, from the first to behind the last."""
-        return self.rows * self.cols if self.chunk_stride else (self.rows - 1) * self.pitch + self.cols
-
-    @property
-    def span_elems(self) -> int:
-        """Elements of all partials, from the first to behind the last."""
-        return (self.partials - 1) * self.partial_stride + self.matrix_elems
-
-    @property
-    def end(self) -> int:
-        """Address behind the last byte."""
-        return self.address + self.span_elems * self.element_bytes
+Operands = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,7 +38,9 @@ class Request:
     outputs
         What the function returns.
     tensors
-        Every tensor of the call.
+        Every tensor of the call, by its parameter's name.
+    validate
+        Checks other tensors for the same call, given by those names.
     up_col0
         First latent column of this rank's slice (tail).
     """
@@ -90,7 +53,8 @@ class Request:
     device: torch.device
     operands: dict[str, Operand]
     outputs: tuple[torch.Tensor, ...]
-    tensors: tuple[torch.Tensor, ...]
+    tensors: Operands
+    validate: Callable[..., Request] = field(repr=False, compare=False)
     up_col0: int = 0
 
 
@@ -223,26 +187,13 @@ class _Check:
             seen.add(name)
             first = self.operands[name]
             for second in self.operands.values():
-                if second.name in seen or not _overlap(first, second):
+                if second.name in seen or not overlap(first, second):
                     continue
                 raise LaunchError(
                     f"{self.stage}: output {name} must share no memory with another operand; it has bytes "
                     f"{first.address:#x} … {first.end:#x}, {second.name} has {second.address:#x} … {second.end:#x}. "
                     "Allocate them apart."
                 )
-
-
-def _overlap(first: Operand, second: Operand) -> bool:
-    """Whether two operands share a byte; column ranges of one pitched buffer count as apart."""
-    if not first.rows or not second.rows or first.end <= second.address or second.end <= first.address:
-        return False
-    pitch = first.pitch * first.element_bytes
-    same_rows = second.pitch * second.element_bytes == pitch and first.rows > 1 and second.rows > 1
-    if not same_rows or first.partial_stride % first.pitch or second.partial_stride % second.pitch:
-        return True
-    offset = (second.address - first.address) % pitch
-    apart = first.cols * first.element_bytes <= offset and offset + second.cols * second.element_bytes <= pitch
-    return not apart
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -271,7 +222,8 @@ def validate_front(
         "down_weight": down_weight,
         "shared_gate_up_weight": shared_gate_up_weight,
     }
-    check_tensors("front", {"x": x, **weights}, {"logits": logits, "latent": latent, "shared_act": shared_act})
+    outputs = {"logits": logits, "latent": latent, "shared_act": shared_act}
+    check_tensors("front", {"x": x, **weights}, outputs)
     dims = model.dims
     check = _Check("front", x.device)
     if x.dim() != 2:
@@ -287,7 +239,7 @@ def validate_front(
     check.matrix("logits", logits, (tokens, dims.experts), "T by experts", dtype=fp32, pitched=True)
     check.matrix("latent", latent, (tokens, dims.latent), "T by latent", pitched=True)
     check.matrix("shared_act", shared_act, (tokens, i_local), "T by this rank's shared columns", pitched=True)
-    check.outputs_apart(("logits", "latent", "shared_act"))
+    check.outputs_apart(outputs)
     return Request(
         stage="front",
         tp=dims.shared_intermediate // i_local,
@@ -297,7 +249,8 @@ def validate_front(
         device=x.device,
         operands=check.operands,
         outputs=(logits, latent, shared_act),
-        tensors=(x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act),
+        tensors={"x": x, **weights, **outputs},
+        validate=partial(validate_front, model),
     )
 
 
@@ -330,19 +283,18 @@ def validate_tail(
     LaunchError
         An operand, `tp` or `rank` is not what the model needs; the message names it.
     """
-    inputs = {"routed": routed, "norm_weight": norm_weight, "up_weight": up_weight, "shared_act": shared_act}
-    check_tensors(
-        "tail", {**inputs, "shared_down_weight": shared_down_weight}, {"out": out, "y_workspace": y_workspace}
-    )
-    tp, rank = check_whole("tail", "tp", tp), check_whole("tail", "rank", rank)
+    inputs = {
+        "routed": routed,
+        "norm_weight": norm_weight,
+        "up_weight": up_weight,
+        "shared_act": shared_act,
+        "shared_down_weight": shared_down_weight,
+    }
+    outputs = {"out": out, "y_workspace": y_workspace}
+    check_tensors("tail", inputs, outputs)
+    tp, rank = _check_rank(model, tp, rank)
     dims = model.dims
     check = _Check("tail", routed.device)
-    for name, width in (("latent", dims.latent), ("shared-expert", dims.shared_intermediate)):
-        if tp < 1 or width % tp:
-            rest = f" ({width} = {width // tp} * {tp} + {width % tp})" if tp > 0 else ""
-            raise LaunchError(f"tail: tp must be at least 1 and divide the {name} width {width}; got {tp}{rest}.")
-    if not 0 <= rank < tp:
-        raise LaunchError(f"tail: rank must be 0 … {tp - 1} for tp {tp}; got {rank}.")
     check.partials("routed", routed, dims.latent)
     partials, tokens, _ = (int(extent) for extent in routed.shape)
     i_local = dims.i_local(tp)
@@ -352,7 +304,7 @@ def validate_tail(
     check.weight("shared_down_weight", shared_down_weight, (dims.hidden, i_local), "hidden by shared columns")
     check.matrix("y_workspace", y_workspace, (tokens, dims.latent), "T by latent", pitched=True)
     check.matrix("out", out, (tokens, dims.hidden), "T by hidden", pitched=True)
-    check.outputs_apart(("out", "y_workspace"))
+    check.outputs_apart(outputs)
     width = dims.latent_slice(tp)
     for name in ("up_weight", "y_workspace"):
         check.operands[name] = replace(check.operands[name], column_limit=(rank + 1) * width)
@@ -365,6 +317,19 @@ def validate_tail(
         device=routed.device,
         operands=check.operands,
         outputs=(y_workspace, out),
-        tensors=(routed, norm_weight, up_weight, shared_act, shared_down_weight, out, y_workspace),
+        tensors=inputs | outputs,
+        validate=partial(validate_tail, model, tp=tp, rank=rank),
         up_col0=rank * width,
     )
+
+
+def _check_rank(model: Model, tp: int, rank: int) -> tuple[int, int]:
+    tp, rank = check_whole("tail", "tp", tp), check_whole("tail", "rank", rank)
+    widths = ("latent", model.dims.latent), ("shared-expert", model.dims.shared_intermediate)
+    for name, width in widths:
+        if tp < 1 or width % tp:
+            rest = f" ({width} = {width // tp} * {tp} + {width % tp})" if tp > 0 else ""
+            raise LaunchError(f"tail: tp must be at least 1 and divide the {name} width {width}; got {tp}{rest}.")
+    if not 0 <= rank < tp:
+        raise LaunchError(f"tail: rank must be 0 … {tp - 1} for tp {tp}; got {rank}.")
+    return tp, rank

@@ -140,3 +140,17 @@ def test_other_backends_load_no_emulator() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert shown.stdout.split() == [runtime.__file__, "[]"]
+
+
+def test_emulated_call_refuses_an_operand_that_moved_and_takes_it_when_it_is_rebound(moe: LatentMoe) -> None:
+    """The call reads memory by address: it is always checked here."""
+    operands = make_operands(moe.model, Case("front", 8, 5))
+    runner = moe.prepare_front(**operands, backend="emulator")
+    expected = [value.clone() for value in runner()]
+    operands["x"].set_(operands["x"].clone())
+    with pytest.raises(LaunchError, match="front: x must be where it was prepared"):
+        runner()
+    runner.rebind()
+    for value in runner.outputs:
+        value.fill_(float("nan"))
+    assert all(map(torch.equal, runner(), expected))

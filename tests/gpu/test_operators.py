@@ -18,9 +18,10 @@ from cakegen.plan import plan_route
 from cakegen.runtime.control import SLOT_SIZES
 from cakegen.runtime.device import open_device
 from cakegen.runtime.operators import Operators, PreparedCalls
+from cakegen.runtime.prepared import Runner
 from cakegen.runtime.projections import LatentMoeProjections
 from cakegen.runtime.reference import reference_front, reference_tail
-from cakegen.runtime.runner import Runner, plan_partials
+from cakegen.runtime.runner import plan_partials
 
 TP, RANK = 2, 1
 needs_inductor = pytest.mark.skipif(

@@ -10,7 +10,8 @@ import torch
 from gpu_cases import Checks, FrontCase, TailCase, Weights
 
 from cakegen.runtime import LatentMoe, pack_weight
-from cakegen.runtime.runner import ProgramRunner, Runner
+from cakegen.runtime.prepared import Runner
+from cakegen.runtime.runner import ProgramRunner
 
 Record = Callable[[str, object], None]
 LAYERS = 6

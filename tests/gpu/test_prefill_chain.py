@@ -17,7 +17,8 @@ from cakegen.plan.records import NormForm
 from cakegen.registry import Program
 from cakegen.runtime import LatentMoe, Workspace, driver
 from cakegen.runtime.device import open_device
-from cakegen.runtime.runner import ProgramRunner, Runner
+from cakegen.runtime.prepared import Runner
+from cakegen.runtime.runner import ProgramRunner
 from cakegen.runtime.workspace import stream_workspace
 
 Record = Callable[[str, object], None]

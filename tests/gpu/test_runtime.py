@@ -14,12 +14,14 @@ import pytest
 import torch
 from gpu_cases import Case, Checks, FrontCase, TailCase, Weights, make_weights, spans
 from gpu_checks import capture_beside
+from runtime_operands import front_operands
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import LatentMoe, generated_program_available, kimi_k3_latent_moe
 from cakegen.runtime.control import SLOT_SIZES
 from cakegen.runtime.device import open_device
-from cakegen.runtime.runner import ProgramRunner, Runner
+from cakegen.runtime.prepared import Runner
+from cakegen.runtime.runner import ProgramRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 Record = Callable[[str, object], None]
@@ -297,3 +299,28 @@ def test_stuck_wait_traps_in_time_and_is_named(tiny: LatentMoe) -> None:
 
 def test_public_functions_share_one_export() -> None:
     assert kimi_k3_latent_moe() is kimi_k3_latent_moe()
+
+
+def test_rebound_runner_reads_reloaded_weights_and_writes_other_outputs(
+    tiny: LatentMoe, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensor maps are encoded anew at the address to which launches are bound; then a tensor moves and is noticed."""
+    monkeypatch.setenv("CAKEGEN_CHECK_CALLS", "1")
+    for tokens in (5, 300):
+        first, second = (
+            {name: value.to(device) for name, value in front_operands(tiny.model, 2, tokens, seed=seed).items()}
+            for seed in (0, 1)
+        )
+        runner = tiny.prepare_front(**first)
+        kept = [value.clone() for value in runner()]
+        expected = [value.clone() for value in tiny.front(**second)]
+        for name in ("logits", "latent", "shared_act"):
+            second[name].zero_()
+        runner.rebind(**second)
+        assert all(map(torch.equal, runner(), expected))
+        assert all(map(torch.equal, (first["logits"], first["latent"], first["shared_act"]), kept))
+        second["gate_weight"].set_(second["gate_weight"].clone())
+        with pytest.raises(LaunchError, match="front: gate_weight must be where it was prepared"):
+            runner()
+        runner.rebind()
+        assert all(map(torch.equal, runner(), expected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import weakref
 
 import pytest
@@ -25,9 +26,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(driver, "stream_is_foreign", lambda ordinal: fake.stream in fake.foreign)
     monkeypatch.setattr(streams, "_known", weakref.WeakValueDictionary())
     monkeypatch.setattr(programs, "compilation", fake.compiler)
+    monkeypatch.setattr(programs, "_kernels", collections.deque())
     monkeypatch.setattr(device, "_opened", {})
     monkeypatch.setattr(control, "_controls", {})
-    monkeypatch.setattr(workspace, "_shared", {})
+    for name in ("_shared", "_recent", "_foreign", "_captured", "_freed"):
+        monkeypatch.setattr(workspace, name, type(getattr(workspace, name))())
     monkeypatch.setattr(workspace, "torch", torch_without_cuda())
     return fake
 

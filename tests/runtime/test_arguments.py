@@ -10,8 +10,8 @@ import pytest
 from cakegen.errors import LaunchError
 from cakegen.registry import Registry
 from cakegen.runtime.arguments import Argument, bind_arguments, pack_arguments
+from cakegen.runtime.operand import Operand
 from cakegen.runtime.tensor_map import TensorMap
-from cakegen.runtime.validate import Operand
 
 MAP = TensorMap("x", 0x1000, (64, 5, 112), (14336, 128), (64, 8, 2))
 

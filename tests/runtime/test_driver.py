@@ -6,16 +6,20 @@ import contextlib
 import ctypes
 import importlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from cuda.bindings import driver as real
-from runtime_fakes import Machine
+from runtime_fakes import FakeDriver, Machine
+from runtime_operands import tail_operands
+from runtime_prepare import on_gpu, prepare_tail
 
 from cakegen.errors import LaunchError
-from cakegen.registry import LaunchRecord
-from cakegen.runtime import driver
+from cakegen.registry import LaunchRecord, Registry
+from cakegen.runtime import LatentMoe, driver
 
 IDS = real.CUlaunchAttributeID
 
@@ -132,7 +136,7 @@ def test_child_of_a_process_that_used_the_driver_is_told_so(monkeypatch: pytest.
         child.join(30)
     finally:
         driver.bindings.cache_clear()
-    assert ("forked from one that had initialised it" in answer) == initialised
+    assert ("forked from one that had initialised the CUDA driver" in answer) == initialised
     assert initialised or answer == "CUDA_SUCCESS"
 
 
@@ -205,3 +209,93 @@ def test_capture_is_looked_for_on_the_device_that_is_asked_about(monkeypatch: py
     monkeypatch.setattr(driver, "_torch_cuda", lambda: cuda)
     assert [driver.is_capturing(), driver.is_capturing(0), driver.is_capturing(1)] == [False, False, True]
     assert cuda.current == 0
+
+
+def ask_in_a_child(ask: Callable[[], object]) -> str:
+    reader, writer = multiprocessing.Pipe(duplex=False)
+
+    def work() -> None:
+        try:
+            writer.send(str(ask()))
+        except LaunchError as error:
+            writer.send(str(error))
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    try:
+        assert reader.poll(60), "the child hangs"
+        return str(reader.recv())
+    finally:
+        child.kill()
+        child.join(30)
+
+
+@pytest.mark.parametrize("call", ["cuInit", "cuDeviceGetCount"])
+def test_child_of_a_process_where_another_library_used_the_driver_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The driver says no more than "not initialised"; in a process that was not forked that is all there is to say."""
+    fake = FakeDriver()
+    answers: dict[str, Any] = {"cuInit": (real.CUresult.CUDA_SUCCESS,), "cuDeviceGetCount": (real.CUresult(0), 1)}
+    answers[call] = (real.CUresult.CUDA_ERROR_NOT_INITIALIZED, *answers[call][1:])
+    module = SimpleNamespace(
+        **{name: lambda *arguments, answer=answer: answer for name, answer in answers.items()},
+        CUresult=real.CUresult,
+        cuGetErrorName=fake.cuGetErrorName,
+        cuGetErrorString=fake.cuGetErrorString,
+    )
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
+    driver.bindings.cache_clear()
+    try:
+        text = ask_in_a_child(lambda: driver.call("cuDeviceGetCount"))
+        with pytest.raises(LaunchError, match=rf"^{call} failed: CUDA_ERROR_NOT_INITIALIZED .as the driver words it.$"):
+            driver.call("cuDeviceGetCount")
+    finally:
+        driver.bindings.cache_clear()
+    assert text.startswith(f"{call} failed: CUDA_ERROR_NOT_INITIALIZED")
+    assert ". Most likely this process was forked from one that had initialised the CUDA driver, and" in text
+
+
+def test_child_of_a_process_where_torch_used_the_driver_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    driver.bindings.cache_clear()
+    with pytest.raises(LaunchError, match=r"no CUDA driver can be used here: this process was forked from one that"):
+        driver.bindings()
+
+
+def test_child_that_was_forked_while_the_driver_was_initialised_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = []
+
+    def initialise(flags: int) -> tuple[object]:
+        if not answers:
+            answers.append("")
+            answers[0] = ask_in_a_child(driver.bindings)
+        return (real.CUresult.CUDA_SUCCESS,)
+
+    fake = SimpleNamespace(cuInit=initialise, CUresult=real.CUresult)
+    monkeypatch.setattr(importlib, "import_module", lambda name: fake)
+    driver.bindings.cache_clear()
+    try:
+        driver.bindings()
+    finally:
+        driver.bindings.cache_clear()
+    assert answers[0].startswith("no CUDA driver can be used here: this process was forked from one that had")
+
+
+def test_runner_of_the_parent_refuses_in_a_child(machine: Machine, tiny_registry: Registry) -> None:
+    """Also one whose workspace another thread of the parent was using; and what is prepared asks the driver anew."""
+    moe, runner = LatentMoe(tiny_registry), prepare_tail(LatentMoe(tiny_registry))
+    operands = on_gpu(tail_operands(moe.model, 2, 64))
+
+    def prepared_again() -> int:
+        machine.driver.calls.clear()
+        moe.prepare_tail(**operands, tp=2, rank=0)
+        return machine.driver.calls.count("cuDevicePrimaryCtxRetain")
+
+    runner()
+    wanted = "this runner was prepared before a fork, and this process was forked from one that had initialised the"
+    assert ask_in_a_child(runner).startswith(wanted)
+    assert ask_in_a_child(runner.rebind).startswith(wanted)
+    assert ask_in_a_child(prepared_again) == "1"
+    runner()
+    assert len(machine.driver.launches) == 2 * len(runner.launches)

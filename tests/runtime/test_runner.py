@@ -254,5 +254,5 @@ def test_two_runners_never_share_control_words(machine: Machine, tiny_registry: 
 def test_runner_keeps_its_operands_alive(machine: Machine, tiny_registry: Registry) -> None:
     operands = on_gpu(front_operands(MODEL, 2, 5))
     runner = LatentMoe(tiny_registry).prepare_front(**operands)
-    held = {id(tensor) for tensor in runner._tensors}
+    held = {id(tensor) for tensor in runner._request.tensors.values()}
     assert held == {id(tensor) for tensor in operands.values()}

@@ -234,3 +234,27 @@ def test_view_whose_memory_was_freed_is_refused() -> None:
     operands["out"].untyped_storage().resize_(0)
     with pytest.raises(LaunchError, match=r"tail: out must be backed by memory.* byte 9216 of a storage of 0 bytes"):
         validate_tail(MODEL, **operands, tp=2, rank=0)
+
+
+def test_output_between_partials_of_a_token_shares_no_byte_with_them() -> None:
+    """`[T, 3, latent]` in memory: partials in rows 0 and 2 of each token, y in row 1; of one token too."""
+    for tokens in (1, 5):
+        operands = tail_operands(MODEL, 4, tokens)
+        memory = torch.empty(tokens, 3, 512, dtype=BF16)
+        operands["routed"], operands["y_workspace"] = memory[:, ::2].transpose(0, 1), memory[:, 1]
+        request = validate_tail(MODEL, **operands, tp=4, rank=0)
+        assert request.operands["routed"].partial_stride == 1024
+        for wrong in (memory[:, 2], memory.view(tokens, -1)[:, 504:1016], memory.view(tokens, -1)[:, 520:1032]):
+            operands["y_workspace"] = wrong
+            with pytest.raises(LaunchError, match=r"output y_workspace must share no memory .* routed has 0x"):
+                validate_tail(MODEL, **operands, tp=4, rank=0)
+
+
+def test_single_row_between_two_pitched_rows_shares_no_byte_with_them() -> None:
+    operands = front_operands(MODEL, 2, 1)
+    memory = torch.empty(2, 1100, dtype=BF16).view(-1)
+    operands["latent"], operands["shared_act"] = memory[:512][None], memory[512:1024][None]
+    validate_front(MODEL, **operands)
+    operands["shared_act"] = memory[504:1016][None]
+    with pytest.raises(LaunchError, match=r"output latent must share no memory .* shared_act"):
+        validate_front(MODEL, **operands)

@@ -14,7 +14,7 @@ from cakegen.errors import LaunchError
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
 from cakegen.runtime import driver
-from cakegen.runtime.runner import Outputs, Runner
+from cakegen.runtime.prepared import Outputs, Runner
 from cakegen.runtime.validate import Request
 
 
@@ -51,7 +51,6 @@ class EmulatedRunner(Runner):
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
         self.reports: tuple[LaunchReport, ...] = ()
         self._registry = registry
-        self._request = request
         self._plan = plan
         self._load = functools.partial(load_program, compile_flags=compile_flags)
         for launch in plan.launches:
@@ -65,13 +64,15 @@ class EmulatedRunner(Runner):
         Fault
             A program did something undefined, can't go on, or left an output unwritten.
         LaunchError
-            The current CUDA stream is being captured: nothing of this call would be in the graph.
+            The current CUDA stream is being captured: nothing of this call would be in the graph. Or an operand is no
+            longer where it was prepared.
         """
         if driver.is_capturing():
             raise LaunchError(
                 f"{self._request.stage}: backend='emulator' runs on the CPU, and the current stream is being captured; "
                 "the graph would hold nothing of this call. Call it outside of the capture."
             )
+        self.check_operands()
         self.reports = emulate_plan(
             self._registry, self._request, self._plan, self.options, on_progress=self.on_progress, load=self._load
         )

@@ -15,6 +15,7 @@ from cakegen.emulator.faults import Fault
 from cakegen.emulator.launches.address_space import AddressSpace
 from cakegen.emulator.launches.stream import LaunchReport, QueuedLaunch, Stream
 from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.extents import Extents, joined, rows_extents
 from cakegen.emulator.machine.machine import Machine
 from cakegen.emulator.machine.memory import Buffer, GlobalMemory
 from cakegen.emulator.machine.residency import LaunchShape
@@ -27,9 +28,10 @@ from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program as ProgramRecord
 from cakegen.registry import Registry
 from cakegen.runtime.arguments import bind_arguments
+from cakegen.runtime.operand import Operand
 from cakegen.runtime.runner import decide_overlap, run_parameters
 from cakegen.runtime.tensor_map import TensorMap
-from cakegen.runtime.validate import Operand, Request
+from cakegen.runtime.validate import Request
 
 ARITHMETIC = {"hopper": multiply_add_hopper, "wide": multiply_add_wide}
 _OUTPUTS = {"front": ("logits", "latent", "shared_act"), "tail": ("y_workspace", "out")}
@@ -223,30 +225,68 @@ def _aligned(count: int, dtype: type) -> np.ndarray:
 
 
 def _operand_buffers(requests: Sequence[Request], space: AddressSpace) -> list[Buffer]:
-    """One allocation a matrix: what one call writes and a later one reads is an output."""
-    buffers: dict[int, Buffer] = {}
+    """One allocation a matrix: what one call writes and a later one reads is an output.
+
+    Inputs may share bytes; those that do are one allocation.
+    """
+    outputs: dict[int, Buffer] = {}
+    inputs: list[_Input] = []
     for request in requests:
+        names = _OUTPUTS[request.stage]
+        for name in names:
+            operand = request.operands[name]
+            outputs[operand.address] = _buffer(name, operand.address, operand_extents(operand), space, output=True)
         for name, operand in request.operands.items():
-            output = name in _OUTPUTS[request.stage]
-            if output or operand.address not in buffers:
-                buffers[operand.address] = _buffer(name, operand, output, space)
-    return list(buffers.values())
+            if name not in names:
+                inputs = _with_input(inputs, _Input((name,), operand.address, operand_extents(operand)))
+    reads = [
+        _buffer(" and ".join(each.names), each.address, each.extents, space)
+        for each in inputs
+        if each.address not in outputs
+    ]
+    return [*outputs.values(), *reads]
 
 
-def _buffer(name: str, operand: Operand, output: bool, space: AddressSpace) -> Buffer:
+@dataclass(frozen=True)
+class _Input:
+    """Inputs that share bytes: their names, where the first begins, and what they hold from there."""
+
+    names: tuple[str, ...]
+    address: int
+    extents: Extents
+
+    def beside(self, other: _Input) -> tuple[Extents, Extents]:
+        """What both hold, from where the first of them begins."""
+        first = min(self.address, other.address)
+        return self.extents.moved(self.address - first), other.extents.moved(other.address - first)
+
+
+def _with_input(inputs: Sequence[_Input], new: _Input) -> list[_Input]:
+    """The inputs and one more, joined with those whose bytes it shares."""
+    apart = []
+    for each in inputs:
+        ours, theirs = new.beside(each)
+        if ours.share_bytes(theirs):
+            names = tuple(dict.fromkeys((*each.names, *new.names)))
+            new = _Input(names, min(each.address, new.address), joined((ours, theirs)))
+        else:
+            apart.append(each)
+    return [*apart, new]
+
+
+def operand_extents(operand: Operand) -> Extents:
+    """The bytes that an operand holds, from its address on."""
     size = operand.element_bytes
-    plane = operand.partial_stride * size
-    return Buffer(
-        name,
-        space[operand.address],
-        operand.span_elems * size,
-        row_bytes=operand.cols * size,
-        pitch_bytes=operand.pitch * size,
-        plane_bytes=plane if plane >= operand.rows * operand.pitch * size else 0,
-        output=output,
-        read_only=not output,
-        host=operand.address,
-    )
+    if operand.chunk_stride:
+        return rows_extents(operand.matrix_elems * size, 1, 0)
+    pitch, plane = operand.pitch * size, operand.partial_stride * size
+    return rows_extents(operand.cols * size, operand.rows, pitch, operand.partials, plane)
+
+
+def _buffer(name: str, address: int, extents: Extents, space: AddressSpace, *, output: bool = False) -> Buffer:
+    held = None if extents.dense else extents
+    base, size = space[address], extents.num_bytes
+    return Buffer(name, base, size, held, output=output, read_only=not output, host=address)
 
 
 @dataclass(frozen=True)

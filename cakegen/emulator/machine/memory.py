@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
+from cakegen.emulator.machine.extents import Extents
 from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.units.barriers import MBarrier
 
@@ -39,12 +40,14 @@ _WRITTEN = np.uint64(0x0101010101010101)
 
 @dataclass(eq=False)
 class Buffer:
-    """One allocation: rows of `row_bytes` every `pitch_bytes`, in `planes` every `plane_bytes`.
+    """One allocation, and which of its bytes are a tensor's.
 
     Parameters
     ----------
     base
         Where programs see it.
+    extents
+        The tensor's bytes; None: all.
     host
         Where its bytes are in this process; 0: at `base`.
     output
@@ -56,9 +59,7 @@ class Buffer:
     name: str
     base: int
     num_bytes: int
-    row_bytes: int = 0
-    pitch_bytes: int = 0
-    plane_bytes: int = 0
+    extents: Extents | None = None
     output: bool = False
     read_only: bool = False
     host: int = 0
@@ -73,12 +74,9 @@ class Buffer:
             self.writer = np.zeros(-(-self.num_bytes // 2), np.int32)
 
     def holds(self, address: int) -> bool:
-        """Whether an address lies in one of the rows: the spans of two column ranges of one matrix interleave."""
+        """Whether an address is the tensor's: the spans of two column ranges of one matrix interleave."""
         offset = address - self.base
-        if not 0 <= offset < self.num_bytes:
-            return False
-        inside = offset % self.plane_bytes if self.plane_bytes else offset
-        return not self.pitch_bytes or inside % self.pitch_bytes < self.row_bytes
+        return 0 <= offset < self.num_bytes and (self.extents is None or self.extents.holds(offset))
 
     def place(self, offset: int) -> str:
         """What an offset is called."""
@@ -91,19 +89,16 @@ class Buffer:
         return self._views[width]
 
     def check(self, offsets: Lanes, width: int, what: str) -> None:
-        """Refuse accesses outside the rows of the matrix, or not aligned to their width."""
+        """Refuse accesses outside of the tensor, or not aligned to their width."""
         if int(offsets.max()) + width > self.num_bytes:
             bad = int(offsets.max())
             self._refuse(bad, width, what, f"its {self.num_bytes} bytes end before")
         if np.count_nonzero(offsets & np.uint64(width - 1)) or self.base % width:
             raise Fault("out-of-bounds", f"{what} of {width} bytes at {self.name} + {int(offsets[0])} is not aligned")
-        if self.row_bytes and self.pitch_bytes > self.row_bytes:
-            inside = offsets % np.uint64(self.plane_bytes) if self.plane_bytes else offsets
-            column = inside % np.uint64(self.pitch_bytes)
-            beyond = column + np.uint64(width) > np.uint64(self.row_bytes)
+        if self.extents is not None:
+            beyond = self.extents.outside(offsets, width)
             if np.count_nonzero(beyond):
-                bad = int(offsets[beyond][0])
-                self._refuse(bad, width, what, f"column byte {bad % self.pitch_bytes} of rows of {self.row_bytes}")
+                self._refuse(int(offsets[beyond][0]), width, what, "it reaches between two rows")
 
     def _refuse(self, offset: int, width: int, what: str, why: str) -> None:
         raise Fault("out-of-bounds", f"{what} of {width} bytes at {self.name} + {offset}: {why}")
@@ -136,13 +131,11 @@ class Buffer:
             raise Fault("unwritten-read", f"{self.name} + {int(cells[unwritten][0]) * 2} is read before it is written")
 
     def unwritten_bytes(self) -> int:
-        """Bytes of an output's rows that no CTA wrote."""
+        """Bytes of an output that no CTA wrote."""
         assert self.writer is not None
         missing = np.flatnonzero(self.writer == 0) * 2
-        if self.plane_bytes:
-            missing %= self.plane_bytes
-        if self.pitch_bytes > self.row_bytes:
-            missing = missing[missing % self.pitch_bytes < self.row_bytes]
+        if self.extents is not None:
+            missing = missing[~self.extents.outside(missing, 2)]
         return int(missing.size) * 2
 
 
