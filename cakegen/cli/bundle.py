@@ -20,9 +20,23 @@ if TYPE_CHECKING:
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the bundle.")
 @click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs at once; by default one a processor.")
+@click.option("--sign", "private_key", type=click.Path(path_type=Path, dir_okay=False), help="Sign with this PEM key.")
+@click.option(
+    "--verify",
+    "public_key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --check: refuse what this PEM key did not sign.",
+)
 @click.option("--check", is_flag=True, help="Write nothing; fail unless OUT holds all of it, whole. Needs no compiler.")
 def bundle_command(
-    keys: tuple[str, ...], arches: tuple[str, ...], out: Path, export: str, jobs: int | None, check: bool
+    keys: tuple[str, ...],
+    arches: tuple[str, ...],
+    out: Path,
+    export: str,
+    jobs: int | None,
+    private_key: Path | None,
+    public_key: Path | None,
+    check: bool,
 ) -> None:
     """Compile programs into a folder that the runtime takes in place of a compiler.
 
@@ -33,16 +47,18 @@ def bundle_command(
     from cakegen.registry import load_registry
 
     if check:
-        refuse_ignored("is of a compilation; --check compiles nothing", "jobs")
+        refuse_ignored("is of a compilation; --check compiles nothing", "jobs", "private_key")
+    else:
+        refuse_ignored("is of --check; a bundle that is written is signed with --sign", "public_key")
     registry = load_registry(export)
     selected = select_jobs(registry, keys, arches)
     if check:
-        _check(out, registry.export, selected)
+        _check(out, registry.export, selected, public_key)
     else:
-        _write(out, registry.export, selected, jobs)
+        _write(out, registry.export, selected, jobs, private_key)
 
 
-def _write(out: Path, export: str, selected: Sequence[Job], jobs: int | None) -> None:
+def _write(out: Path, export: str, selected: Sequence[Job], jobs: int | None, private_key: Path | None) -> None:
     from cakegen.cli.compile import compile_with_progress, failures_of
     from cakegen.compile import CompiledProgram
     from cakegen.compile.bundle import write_bundle
@@ -57,18 +73,21 @@ def _write(out: Path, export: str, selected: Sequence[Job], jobs: int | None) ->
         for job, outcome in zip(selected, outcomes, strict=True)
         if isinstance(outcome, CompiledProgram)
     ]
-    write_bundle(out, export, compiled)
+    write_bundle(out, export, compiled, private_key)
     total_bytes = sum(len(program.cubin) for _, program, _ in compiled)
     targets = ", ".join(sorted({request.arch for request, _, _ in compiled}))
-    click.echo(f"{len(compiled)} programs of {export} for {targets}, {total_bytes} bytes, in {out}")
+    signed = f", signed with {private_key}" if private_key is not None else ""
+    click.echo(f"{len(compiled)} programs of {export} for {targets}, {total_bytes} bytes, in {out}{signed}")
 
 
-def _check(out: Path, export: str, selected: Sequence[Job]) -> None:
-    from cakegen.compile.bundle import find_bundle
+def _check(out: Path, export: str, selected: Sequence[Job], public_key: Path | None) -> None:
+    from cakegen.compile.bundle import find_bundle, open_bundle
     from cakegen.errors import CompileError
 
-    bundle = find_bundle(export, out)
+    bundle = find_bundle(export, out) if public_key is None else open_bundle(out, public_key)
     assert bundle is not None, "a bundle that is named is opened or refused"
+    if bundle.export != export:
+        raise CompileError(f"bundle {out} is of export {bundle.export}; {export} is needed")
     faults = []
     for job in selected:
         try:
@@ -77,4 +96,5 @@ def _check(out: Path, export: str, selected: Sequence[Job]) -> None:
             faults.append(str(error))
     if faults:
         raise CompileError("\n".join([*faults, f"{out}: {len(faults)} of {len(selected)} programs can't be used"]))
-    click.echo(f"{out}: {len(selected)} programs of {export}, whole, compiled by {bundle.compiler}")
+    signed = f", signed by {public_key}" if public_key is not None else ""
+    click.echo(f"{out}: {len(selected)} programs of {export}, whole, compiled by {bundle.compiler}{signed}")

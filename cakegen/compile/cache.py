@@ -1,7 +1,7 @@
 """Cubins on disk, keyed by everything they depend on; compiled once however many processes ask. Imports this package.
 
-Layout: `<root>/v<schema>/<key>.cubin` and `<key>.lock`. An entry's time of change is that of its last use. Where the
-folder can't be written, programs are compiled once a process and kept in memory, with one warning.
+An entry's time of change is that of its last use. Where the folder can't be written, or others can, programs are
+compiled once a process and kept in memory, with one warning.
 """
 
 from __future__ import annotations
@@ -17,76 +17,34 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from cakegen.compile.entry import PARTIAL_SUFFIX, program_of, write_entry
+from cakegen.compile.cache_folder import (
+    CACHE_SCHEMA,
+    CACHE_VARIABLE,
+    ENTRY_SUFFIX,
+    LOCK_SUFFIX,
+    PARTIAL_SUFFIX,
+    cache_files,
+    make_schema_folder,
+    refuse_strangers,
+    schema_folder,
+)
+from cakegen.compile.entry import program_of, write_entry
 from cakegen.compile.nvrtc import load_nvrtc
-from cakegen.compile.program import CompiledProgram, CompileRequest, compile_cubin, compiler_version
+from cakegen.compile.program import CompiledProgram, compile_cubin, compiler_version
+from cakegen.compile.requests import CompileRequest
 from cakegen.errors import CompileError
 
-CACHE_VARIABLE = "CAKEGEN_CACHE_DIR"
-CACHE_SCHEMA = 2
-ENTRY_SUFFIX = ".cubin"
-LOCK_SUFFIX = ".lock"
 # A compilation takes about a second; who waits longer than this for another's (a stopped process, a dead file server)
 # compiles for itself, which is safe since entries appear by rename.
 _LOCK_SECONDS = 120.0
 _LOCK_POLL_SECONDS = 0.02
+_LOCK_MODE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # What could not be written, by the file it would be in: a process compiles it once all the same.
 _memory: dict[Path, CompiledProgram] = {}
 
 
 class CacheWarning(UserWarning):
     """The cache can't be used; every process compiles its programs itself."""
-
-
-def cache_root() -> Path:
-    """The cache's folder: `CAKEGEN_CACHE_DIR`, else `cakegen` in the XDG cache folder (`~/.cache`).
-
-    Raises
-    ------
-    CompileError
-        Neither variable is set, and the user has no home folder.
-    """
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    if base and os.path.isabs(base):
-        return Path(base) / "cakegen"
-    try:
-        return Path.home() / ".cache" / "cakegen"
-    except RuntimeError:
-        raise CompileError(
-            f"no folder for the compile cache: user {os.getuid()} has no home, and neither {CACHE_VARIABLE} nor "
-            f"XDG_CACHE_HOME is set. Set {CACHE_VARIABLE} to a folder that can be written."
-        ) from None
-
-
-def schema_folder() -> Path:
-    """The folder of this schema's entries.
-
-    Raises
-    ------
-    CompileError
-        As `cache_root`.
-    """
-    return cache_root() / f"v{CACHE_SCHEMA}"
-
-
-def cache_files(pattern: str) -> list[Path]:
-    """Files of every schema whose name matches.
-
-    Raises
-    ------
-    CompileError
-        There is no folder for a cache, or it can't be read.
-    """
-    root = cache_root()
-    try:
-        return sorted(root.glob(f"v*/{pattern}"))
-    except OSError as error:
-        raise CompileError(
-            f"{root}: can't be read ({error.strerror}); set {CACHE_VARIABLE} to a folder that can be read and written"
-        ) from None
 
 
 def cache_key(request: CompileRequest, compiler: str) -> str:
@@ -107,24 +65,37 @@ def cached_cubin(request: CompileRequest) -> CompiledProgram:
     """
     nvrtc = load_nvrtc()
     nvrtc.require(request.arch)
-    key = cache_key(request, compiler_version(nvrtc))
+    compiler = compiler_version(nvrtc)
+    key = cache_key(request, compiler)
     try:
         folder = schema_folder()
+        refuse_strangers(folder)
     except CompileError as error:
-        _warn_unusable("nowhere", str(error))
+        _warn_unusable(str(os.environ.get(CACHE_VARIABLE)), str(error))
         return _remembered(Path(key), request)
     entry = folder / f"{key}{ENTRY_SUFFIX}"
-    found = _used(entry, request) or _memory.get(entry)
+    found = _used(entry, request, compiler) or _memory.get(entry)
     if found is not None:
         return found
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        made = _made_folder()
+        if made is None:
+            return _remembered(entry, request)
         with contextlib.ExitStack() as held:
             held.enter_context(locked(entry.with_suffix(LOCK_SUFFIX)))
-            return _used(entry, request) or _compile_into(entry, request)
+            return _used(entry, request, compiler) or _compile_into(entry, request)
     except OSError as error:
         _warn_unusable(str(folder), _unusable(folder, error))
         return _remembered(entry, request)
+
+
+def _made_folder() -> Path | None:
+    """The folder of entries, or None with a warning where it is none of ours; what the compiler refuses is no part."""
+    try:
+        return make_schema_folder()
+    except CompileError as error:
+        _warn_unusable(str(schema_folder()), str(error))
+        return None
 
 
 def clear_cache() -> int:
@@ -136,25 +107,25 @@ def clear_cache() -> int:
         As `cache_files`.
     """
     _memory.clear()
-    entries = [path for path in cache_files("*") if path.suffix in (ENTRY_SUFFIX, PARTIAL_SUFFIX)]
+    entries = [*cache_files(ENTRY_SUFFIX), *cache_files(PARTIAL_SUFFIX)]
     for entry in entries:
         entry.unlink(missing_ok=True)
     return len(entries)
 
 
-def _used(entry: Path, request: CompileRequest) -> CompiledProgram | None:
-    """The entry's program, if it is whole; its time of change becomes that of this use."""
-    found = program_of(entry, request)
+def _used(entry: Path, request: CompileRequest, compiler: str) -> CompiledProgram | None:
+    """The entry's program, if it is whole and of this request; its time of change becomes that of this use."""
+    found = program_of(entry, request, compiler)
     if found is not None:
         with contextlib.suppress(OSError):
-            os.utime(entry)
+            os.utime(entry, follow_symlinks=False)
     return found
 
 
 def _compile_into(entry: Path, request: CompileRequest) -> CompiledProgram:
     compiled = compile_cubin(request)
     try:
-        write_entry(entry, compiled)
+        write_entry(entry, compiled, request)
     except OSError as error:
         _warn_unusable(str(entry.parent), _unusable(entry.parent, error))
         _memory[entry] = dataclasses.replace(compiled, cached=True)
@@ -177,7 +148,7 @@ def locked(path: Path) -> Iterator[None]:
     A lock file that was removed while this process waited for it guards nothing; its successor is taken instead.
     """
     deadline = time.monotonic() + _LOCK_SECONDS
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = os.open(path, _LOCK_MODE, 0o600)
     try:
         while time.monotonic() < deadline:
             if not try_lock(descriptor):
@@ -186,7 +157,7 @@ def locked(path: Path) -> Iterator[None]:
                 break
             else:
                 # opened first: should that fail, the old one is closed once, below
-                successor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                successor = os.open(path, _LOCK_MODE, 0o600)
                 close_lock(descriptor)
                 descriptor = successor
         yield

@@ -8,17 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cakegen.compile.cache import (
-    ENTRY_SUFFIX,
-    LOCK_SUFFIX,
-    cache_files,
-    close_lock,
-    is_at,
-    schema_folder,
-    try_lock,
-)
+from cakegen.compile.cache import close_lock, is_at, try_lock
+from cakegen.compile.cache_folder import ENTRY_SUFFIX, LOCK_SUFFIX, PARTIAL_SUFFIX, cache_files, schema_folder
 from cakegen.compile.cubin import CubinReader
-from cakegen.compile.entry import PARTIAL_SUFFIX, read_entry
+from cakegen.compile.entry import read_entry
 from cakegen.errors import CompileError
 
 _DAY_SECONDS = 86_400.0
@@ -80,9 +73,9 @@ def list_files() -> list[CacheFile]:
     """
     current = schema_folder()
     found = []
-    for path in cache_files(f"*{ENTRY_SUFFIX}"):
+    for path in cache_files(ENTRY_SUFFIX):
         try:
-            status = path.stat()
+            status = path.lstat()
         except OSError:
             continue  # gone since the folder was read
         found.append(CacheFile(path, status.st_size, status.st_mtime, path.parent == current))
@@ -100,14 +93,14 @@ def _read(file: CacheFile) -> CacheEntry:
         return CacheEntry(file, "", "", "", "")
     stored = read_entry(file.path)
     if stored is None:
-        return CacheEntry(file, "", "", "", "damaged: its digest is not that of its rest")
+        return CacheEntry(file, "", "", "", "damaged: no plain file, or its digest is not that of its rest")
     try:
         functions = CubinReader(stored.cubin, str(file.path)).functions
     except CompileError as error:
-        return CacheEntry(file, stored.name, stored.arch, stored.compiler, str(error))
-    missing = stored.kernel_symbol and stored.kernel_symbol not in functions
-    fault = f"does not define {stored.kernel_symbol}" if missing else ""
-    return CacheEntry(file, stored.name, stored.arch, stored.compiler, fault)
+        return CacheEntry(file, stored.word("name"), stored.word("arch"), stored.compiler, str(error))
+    kernel = stored.word("kernel_symbol")
+    fault = "" if kernel in functions else f"does not define {kernel}"
+    return CacheEntry(file, stored.word("name"), stored.word("arch"), stored.compiler, fault)
 
 
 def prune_cache(
@@ -150,7 +143,7 @@ def prune_cache(
         # with the first that does not fit, all that were used longer ago go
         total_bytes += file.size_bytes
         (gone if most_bytes is not None and total_bytes > most_bytes else kept).append(file)
-    leftovers = [path for path in cache_files(f"*{PARTIAL_SUFFIX}") if _is_leftover(path, moment)]
+    leftovers = [path for path in cache_files(PARTIAL_SUFFIX) if _is_leftover(path, moment)]
     locks = _unused_locks({file.path.with_suffix(LOCK_SUFFIX) for file in kept})
     size_bytes = sum(file.size_bytes for file in gone) + sum(_size_bytes(path) for path in leftovers)
     if not dry_run:
@@ -161,20 +154,20 @@ def prune_cache(
 
 def _is_leftover(path: Path, now: float) -> bool:
     try:
-        return now - path.stat().st_mtime > _PARTIAL_SECONDS
+        return now - path.lstat().st_mtime > _PARTIAL_SECONDS
     except OSError:
         return False
 
 
 def _size_bytes(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError:
         return 0
 
 
 def _unused_locks(used: set[Path]) -> list[Path]:
-    return [path for path in cache_files(f"*{LOCK_SUFFIX}") if path not in used]
+    return [path for path in cache_files(LOCK_SUFFIX) if path not in used]
 
 
 def _remove_lock(path: Path) -> None:
@@ -182,7 +175,7 @@ def _remove_lock(path: Path) -> None:
 
     Where another removed it first, its name is that of a successor, which stays.
     """
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if try_lock(descriptor) and is_at(descriptor, path):
             path.unlink()

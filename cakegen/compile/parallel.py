@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from cakegen.compile.cache import cached_cubin
-from cakegen.compile.program import CompiledProgram, CompileRequest
+from cakegen.compile.program import CompiledProgram
+from cakegen.compile.requests import CompileRequest
 from cakegen.errors import CompileError
 
 Outcome = CompiledProgram | CompileError

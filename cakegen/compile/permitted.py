@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from cakegen.compile.requests import CompileRequest
 from cakegen.compiler_flags import is_macro, refused_flag
 from cakegen.errors import CompileError
-
-if TYPE_CHECKING:
-    from cakegen.compile.program import CompileRequest
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 # Three readers: who joins no lines, who joins them at a backslash, and who does so with blanks behind it, too.

@@ -16,6 +16,7 @@ from cakegen.arch import architecture
 from cakegen.compile.cubin import CubinReader
 from cakegen.compile.nvrtc import Nvrtc, NvrtcOutput, load_nvrtc
 from cakegen.compile.permitted import check_request, own_log
+from cakegen.compile.requests import CompileRequest
 from cakegen.errors import CompileError, PlanError
 
 # The options that this module sets itself; a request that sets them too would not be what its key says.
@@ -36,42 +37,6 @@ _VERBOSE = "--ptxas-options=-v"
 _COSTLY_ADVISORIES = re.compile(r"\(C(?:7508|7510|7517|7519)\)|Potential Performance Loss|is injected in around")
 CHAOS_FLAG = "-DCAKEGEN_CHAOS"
 """Builds with seeded sleeps, which only tests run: sleeps may cost registers that a program has none of to spare."""
-
-
-@dataclass(frozen=True)
-class CompileRequest:
-    """Everything that a cubin depends on, beside the compiler itself.
-
-    Parameters
-    ----------
-    name
-        The program; its text is `<name>_kernel.cu` in the log.
-    arch
-        Exact target (`sm_90a`).
-    source
-        Text of the kernel file.
-    headers
-        (include name, text) pairs that the source includes.
-    flags
-        Compiler options, in order, without the target.
-    constants
-        (macro, value) pairs, given to the compiler as `-D<macro>=<value>`.
-    kernel_symbol
-        The `extern "C"` kernel that the cubin must define.
-    """
-
-    name: str
-    arch: str
-    source: str
-    headers: tuple[tuple[str, str], ...]
-    flags: tuple[str, ...]
-    constants: tuple[tuple[str, int], ...]
-    kernel_symbol: str
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Options after the target: flags, then constants, as the compiler gets them."""
-        return (*self.flags, *(f"-D{macro}={value}" for macro, value in self.constants))
 
 
 @dataclass(frozen=True)

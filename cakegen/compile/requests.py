@@ -1,12 +1,48 @@
-"""From a registry's key to a compile request: the only place that joins the two. Imports registry and this package."""
+"""A compile request, and the way to it from a registry's key: the only place that joins the two. Imports registry."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cakegen.compile.program import CompileRequest
 from cakegen.errors import CompileError
 from cakegen.registry import Registry
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """Everything that a cubin depends on, beside the compiler itself.
+
+    Parameters
+    ----------
+    name
+        The program; its text is `<name>_kernel.cu` in the log.
+    arch
+        Exact target (`sm_90a`).
+    source
+        Text of the kernel file.
+    headers
+        (include name, text) pairs that the source includes.
+    flags
+        Compiler options, in order, without the target.
+    constants
+        (macro, value) pairs, given to the compiler as `-D<macro>=<value>`.
+    kernel_symbol
+        The `extern "C"` kernel that the cubin must define.
+    """
+
+    name: str
+    arch: str
+    source: str
+    headers: tuple[tuple[str, str], ...]
+    flags: tuple[str, ...]
+    constants: tuple[tuple[str, int], ...]
+    kernel_symbol: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options after the target: flags, then constants, as the compiler gets them."""
+        return (*self.flags, *(f"-D{macro}={value}" for macro, value in self.constants))
 
 
 def request_for(registry: Registry, key: str, arch: str, extra_flags: Sequence[str] = ()) -> CompileRequest:

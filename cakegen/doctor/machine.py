@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cakegen import __version__, paths
-from cakegen.compile.bundle import BUNDLE_VARIABLE, open_bundle
-from cakegen.compile.cache import CACHE_VARIABLE, cache_root
+from cakegen.compile.bundle import BUNDLE_VARIABLE, KEY_VARIABLE, open_bundle
+from cakegen.compile.cache_folder import CACHE_VARIABLE, cache_root
 from cakegen.compile.inventory import list_files, read_entries
 from cakegen.compile.nvrtc import NVRTC_PATH_VARIABLE, load_nvrtc
 from cakegen.doctor.finding import ABSENT, OK, PROBLEM, Finding
@@ -23,6 +23,7 @@ from cakegen.runtime import driver
 
 SETTINGS = (
     BUNDLE_VARIABLE,
+    KEY_VARIABLE,
     CACHE_VARIABLE,
     NVRTC_PATH_VARIABLE,
     "CAKEGEN_CHAOS_SEED",

@@ -77,7 +77,7 @@ def f32(value: Any) -> CppText:
     Raises
     ------
     EmitError
-        Not an int or float, not finite, or too large for a float.
+        Not an int or float, not finite, too large for a float, or so small that it would be 0.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise EmitError(f"filter f32 needs a number; got {_shown(value)}")
@@ -85,6 +85,8 @@ def f32(value: Any) -> CppText:
         raise EmitError(f"filter f32 needs a finite number within float's range; got {value!r}")
     text = repr(float(value))
     nearest = struct.unpack("<f", struct.pack("<f", value))[0]
+    if value != 0 and nearest == 0:
+        raise EmitError(f"filter f32 needs 0 or what a float can tell from it; got {value!r}")
     assert struct.unpack("<f", struct.pack("<f", float(text)))[0] == nearest
     return CppText(f"{text}f")
 

@@ -2,7 +2,10 @@
 
 Writing is all or nothing: the whole tree is written beside the old one and synced, then the two folders change places.
 Where the file system can exchange two names in one step, a kill at any moment leaves the old tree or the new one in
-place; where it can't, a kill between two renames leaves both beside, and the next write or check completes the swap.
+place; where it can't, a kill between two renames leaves both beside, and the next write completes the swap.
+
+A check writes nothing. A write replaces and removes nothing but what an export wrote: it looks at each file first, and
+at what an interrupted export left beside.
 """
 
 from __future__ import annotations
@@ -58,11 +61,10 @@ class TreeDifference:
 
 
 def compare_tree(root: Path, files: Mapping[str, str]) -> TreeDifference:
-    """Compare a tree on disk with the texts of its export, byte by byte."""
+    """Compare a tree on disk with the texts of its export, byte by byte; nothing on disk is touched."""
     if not root.parent.is_dir():
         return TreeDifference((), (), tuple(sorted(files)), (), 0)
     with _only_user(root.parent):
-        _recover(root)
         return _compare(root, files)
 
 
@@ -75,7 +77,7 @@ def _compare(root: Path, files: Mapping[str, str]) -> TreeDifference:
         if name not in present:
             missing.append(name)
             continue
-        raw = (root / name).read_bytes()
+        raw = _content(root / name)
         if raw != files[name].encode():
             (changed if is_intact(raw.decode("utf-8", "replace")) else edited).append(name)
     stale = tuple(sorted(present - set(files)))
@@ -100,6 +102,8 @@ def check_tree(root: Path, files: Mapping[str, str], command: str | None = None)
     if difference.clean:
         return difference
     lines = [f"{root}: {difference.summary}"]
+    left = [path.name for path in (_outgoing(root), _incoming(root)) if os.path.lexists(path)]
+    lines += [f"  left beside      {name} (an export was interrupted; the next one finishes it)" for name in left]
     lines += [f"  edited by hand   {name}" for name in difference.edited]
     lines += [f"  changed          {name}" for name in difference.changed]
     lines += [f"  missing          {name}" for name in difference.missing]
@@ -125,16 +129,17 @@ def write_tree(root: Path, files: Mapping[str, str]) -> TreeDifference:
     Raises
     ------
     EmitError
-        The folder holds a file that no export wrote (nothing is lost then), or can't be written.
+        The folder holds a file that no export wrote (nothing is lost then), is none, or can't be written.
     """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with _only_user(root.parent):
+            _refuse_no_folder(root)
             _recover(root)
             difference = _compare(root, files)
             if difference.clean:
                 return difference
-            _refuse_foreign(root, difference.stale)
+            _refuse_foreign(root, (*difference.changed, *difference.edited, *difference.stale))
             _write_beside(_incoming(root), files)
             _swap(root)
     except OSError as error:
@@ -162,11 +167,23 @@ def _only_user(folder: Path) -> Iterator[None]:
 
 
 def _files_below(root: Path) -> set[str]:
-    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_symlink() or path.is_file()}
+    """Whatever is no folder: files, links (to folders too), and what is neither."""
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_symlink() or not path.is_dir()}
 
 
-def _refuse_foreign(root: Path, stale: tuple[str, ...]) -> None:
-    for name in stale:
+def _content(path: Path) -> bytes:
+    """What a plain file holds; nothing of a link, and of what would block."""
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+
+
+def _refuse_no_folder(root: Path) -> None:
+    if root.is_symlink() or (root.exists() and not root.is_dir()):
+        kind = "a symbolic link" if root.is_symlink() else "no folder"
+        raise EmitError(f"{root}: is {kind}, and a tree would take its place; move it away, or name another --dest")
+
+
+def _refuse_foreign(root: Path, names: tuple[str, ...]) -> None:
+    for name in names:
         path = root / name
         if _is_foreign(path):
             raise EmitError(f"{path}: no export wrote this file, and writing the tree would drop it; move it away")
@@ -174,7 +191,14 @@ def _refuse_foreign(root: Path, stale: tuple[str, ...]) -> None:
 
 def _is_foreign(path: Path) -> bool:
     """Whether a file is none that an export wrote."""
-    return path.is_symlink() or not is_generated(path.read_bytes().decode("utf-8", "replace"))
+    return not is_generated(_content(path).decode("utf-8", "replace"))
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a file is the beginning of one that an export writes, which was interrupted."""
+    raw = _content(path)
+    head = b"Generated by cakegen"
+    return path.is_file() and not path.is_symlink() and (head in raw[:200] or not raw)
 
 
 def _write_beside(folder: Path, files: Mapping[str, str]) -> None:
@@ -221,9 +245,24 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _recover(root: Path) -> None:
-    """Finish an interrupted swap, and drop what it left: the old folder moves only once the new one is whole."""
+    """Finish an interrupted swap, and drop what it left: the old folder moves only once the new one is whole.
+
+    Raises
+    ------
+    EmitError
+        A folder of that name holds what no export wrote.
+    """
+    leftovers = [path for path in (_outgoing(root), _incoming(root)) if os.path.lexists(path)]
+    for leftover in leftovers:
+        _refuse_no_folder(leftover)
+        for name in sorted(_files_below(leftover)):
+            if _is_foreign(leftover / name) and not _is_torn(leftover / name):
+                raise EmitError(
+                    f"{leftover / name}: no export wrote this file, and {leftover.name} is what an interrupted export "
+                    "leaves, which the next one removes; move it away"
+                )
     if _outgoing(root).exists() and not root.exists():
         os.rename(_incoming(root) if _incoming(root).exists() else _outgoing(root), root)
-    for leftover in (_outgoing(root), _incoming(root)):
+    for leftover in leftovers:
         if leftover.exists():
             shutil.rmtree(leftover)

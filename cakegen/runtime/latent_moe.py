@@ -15,7 +15,7 @@ from cakegen.runtime.capture import refuse_cold, refuse_in_capture
 from cakegen.runtime.control import WaitRecord, describe_wait_record, open_control, opened_control
 from cakegen.runtime.device import Device, open_device, opened_device
 from cakegen.runtime.emulation import emulated_facts, prepare_emulated
-from cakegen.runtime.plain import check_whole, check_wholes
+from cakegen.runtime.plain import check_flag, check_whole, check_wholes
 from cakegen.runtime.prepared import EmptyRunner, Outputs, ReferenceRunner, Runner
 from cakegen.runtime.programs import ProgramTable
 from cakegen.runtime.reference import reference_front, reference_tail
@@ -276,7 +276,7 @@ class LatentMoe:
         overlap: bool,
         compute: Callable[[Operands], Outputs],
     ) -> Runner:
-        _check_options(request, backend, workspace, arch)
+        _check_options(request, backend, workspace, arch, overlap)
         if backend == "reference":
             return EmptyRunner(request, None) if request.tokens == 0 else ReferenceRunner(request, compute)
         if backend == "emulator":
@@ -314,7 +314,8 @@ class LatentMoe:
         return device
 
 
-def _check_options(request: Request, backend: str, workspace: Workspace | None, arch: str | DeviceFacts | None) -> None:
+def _check_options(request: Request, backend: str, workspace: Any, arch: object, overlap: object) -> None:
+    check_flag(request.stage, "overlap", overlap)
     if arch is not None and backend != "emulator":
         raise LaunchError(
             f"{request.stage}: arch={arch!r} says what backend='emulator' plans for; backend={backend!r} takes none."
@@ -325,8 +326,7 @@ def _check_options(request: Request, backend: str, workspace: Workspace | None, 
         raise LaunchError(f"{request.stage}: workspace must be a Workspace or None; got {type(workspace).__name__}.")
     if workspace is not None and workspace.device != request.device:
         raise LaunchError(
-            f"{request.stage}: the workspace is on {workspace.device}, the operands are on {request.device}; make one "
-            "on the operands' device."
+            f"{request.stage}: the workspace is on {workspace.device}, operands on {request.device}; make one there."
         )
 
 

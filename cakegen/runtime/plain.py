@@ -67,3 +67,16 @@ def check_wholes(stage: str, name: str, values: object) -> tuple[int, ...]:
         got = f"{type(values).__name__} {str(values)[:40]!r}"
         raise LaunchError(f"{stage}: {name} must be whole numbers in a tuple, list or range; got {got}.")
     return tuple(check_whole(stage, name, value) for value in values)
+
+
+def check_flag(where: str, name: str, value: object) -> bool:
+    """`value`, which must be True or False: a text such as "no" would else count as True.
+
+    Raises
+    ------
+    LaunchError
+        It is none of the two.
+    """
+    if not isinstance(value, bool):
+        raise LaunchError(f"{where}: {name} must be True or False; got {value!r}.")
+    return value

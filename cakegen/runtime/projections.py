@@ -14,6 +14,7 @@ from cakegen.model import ModelDims
 from cakegen.runtime import kimi_k3_latent_moe
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.operators import define_operators
+from cakegen.runtime.plain import check_flag
 
 CHECKPOINT_NAMES = {
     "gate.weight": "gate_weight",
@@ -74,6 +75,7 @@ class LatentMoeProjections(torch.nn.Module):
         super().__init__()
         moe = moe or kimi_k3_latent_moe()
         _check_rank(moe.model.dims, tp, rank)
+        check_flag(type(self).__name__, "overlap", overlap)
         self.tp, self.rank, self.overlap = tp, rank, overlap
         operators = define_operators(moe)
         self._front, self._tail = operators.front, operators.tail

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from cakegen.rules import MAX_ITER_PERCENT
 
@@ -40,6 +40,16 @@ NarrowTile = Annotated[
 ChunkWidth = Annotated[int, Field(ge=64, le=64, description="a chunk's row is 64 bf16: one 128-byte swizzle row")]
 
 
+_LEAST_FLOAT = 2.0**-126
+
+
+def _hold_as_float(value: float) -> float:
+    """Programs hold it as a float: below the least normal one, C++ reads 0 or a number that kernels may flush to 0."""
+    if 0 < value < _LEAST_FLOAT:
+        raise ValueError(f"a float of C++ holds {_LEAST_FLOAT:.9g} or more; {value!r} would be 0 or flushed to it")
+    return value
+
+
 class Section(BaseModel):
     """One table of an export file: no unknown key, no conversion, no change after reading."""
 
@@ -53,9 +63,9 @@ class ModelSection(Section):
     latent: Width
     experts: Width
     shared_intermediate: Width
-    norm_eps: Annotated[float, Field(gt=0, lt=1)]
-    situ_beta: Annotated[float, Field(gt=0, le=1e6)]
-    situ_linear_beta: Annotated[float, Field(gt=0, le=1e6)]
+    norm_eps: Annotated[float, Field(gt=0, lt=1), AfterValidator(_hold_as_float)]
+    situ_beta: Annotated[float, Field(gt=0, le=1e6), AfterValidator(_hold_as_float)]
+    situ_linear_beta: Annotated[float, Field(gt=0, le=1e6), AfterValidator(_hold_as_float)]
 
 
 class RequestsSection(Section):

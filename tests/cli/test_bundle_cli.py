@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +135,29 @@ def test_bundle_of_a_program_that_does_not_compile_writes_nothing(
     assert f"FAILED {key} (sm_90a): refused" in result.stderr
     assert "not written, since 1 programs failed" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_bundle_is_signed_and_checked_with_the_keys_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    pytest.importorskip("cryptography", reason="signs bundles")
+    private, public, out = tmp_path / "key.pem", tmp_path / "key.pub", tmp_path / "signed"
+    for command in (
+        ("genpkey", "-algorithm", "ed25519", "-out", str(private)),
+        ("pkey", "-in", str(private), "-pubout", "-out", str(public)),
+    ):
+        made = shutil.which("openssl") and subprocess.run(["openssl", *command], capture_output=True, check=False)
+        if not made or made.returncode:
+            pytest.skip("needs an openssl that knows Ed25519")
+    monkeypatch.setenv("CAKEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    assert f"signed with {private}" in bundle(out, key, "--arch", "sm_90a", "--sign", str(private)).output
+    checked = bundle(out, key, "--arch", "sm_90a", "--check", "--verify", str(public))
+    assert checked.exit_code == 0, checked.output
+    assert f"signed by {public}" in checked.output
+    manifest = out / "bundle.json"
+    manifest.write_text(manifest.read_text().replace("nvrtc-", "nvrtd-"))
+    changed = bundle(out, key, "--arch", "sm_90a", "--check", "--verify", str(public))
+    assert changed.exit_code == 1
+    assert "the signature is not that of" in changed.stderr
+    assert bundle(out, key, "--verify", str(public)).exit_code == 2
+    assert bundle(out, key, "--check", "--sign", str(private)).exit_code == 2

@@ -105,14 +105,14 @@ def test_missing_file_is_named(folder: Path) -> None:
     ("text", "message"),
     [
         ("", "not a bundle's manifest"),
-        ("[]", "schema None; this cakegen reads 2"),
-        ('{"schema": 1}', "schema 1; this cakegen reads 2"),
-        ('{"schema": 2}', "damaged .KeyError: 'programs'"),
-        ('{"schema": 2, "export": "a", "compiler": "b", "programs": []}', "damaged .AttributeError"),
-        ('{"schema": 2, "export": "a", "compiler": "b", "programs": {"x": {}}}', "damaged .KeyError: 'keys'"),
+        ("[]", "schema None; this cakegen reads 3"),
+        ('{"schema": 1}', "schema 1; this cakegen reads 3"),
+        ('{"schema": 3}', "damaged .KeyError: 'programs'"),
+        ('{"schema": 3, "export": "a", "compiler": "b", "programs": []}', "damaged .AttributeError"),
+        ('{"schema": 3, "export": "a", "compiler": "b", "programs": {"x": {}}}', "damaged .KeyError: 'keys'"),
         (
-            '{"schema": 2, "export": "a", "compiler": "b", "programs": {"x": {"keys": [], "program": "p", "arch": "a", '
-            '"sha256": "../notes"}}}',
+            '{"schema": 3, "export": "a", "compiler": "b", "programs": {"x": {"keys": [], "program": "p", "arch": "a", '
+            '"compiler": "c", "sha256": "../notes"}}}',
             r"damaged .ValueError: sha256 must be 64 hex digits, not '\.\./notes'",
         ),
         ("[" * 100_000, "not a bundle's manifest"),
@@ -198,3 +198,48 @@ def test_environment_that_names_no_bundle_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setenv("CAKEGEN_BUNDLE", str(tmp_path / "gone"))
     with pytest.raises(CompileError, match=r"gone/bundle\.json: No such file"):
         find_bundle("small")
+
+
+def test_lines_of_two_specialisations_that_were_exchanged_are_refused(folder: Path) -> None:
+    """Both files are whole and define the same kernel: the wrong K extent would run."""
+    manifest = folder / "bundle.json"
+    values = json.loads(manifest.read_text())
+    one, two = (request_identity(request) for request in (PLAIN_REQUEST, OTHER_REQUEST))
+    lines = values["programs"]
+    lines[one], lines[two] = lines[two], lines[one]
+    manifest.write_text(json.dumps(values))
+    for request, found, wanted in ((PLAIN_REQUEST, 5, 3), (OTHER_REQUEST, 3, 5)):
+        with pytest.raises(
+            CompileError,
+            match=rf"another request: constants \[\['SCALE', {found}\]\], not \[\['SCALE', {wanted}\]\].*exchanged",
+        ):
+            open_bundle(folder).program(request)
+
+
+def test_line_of_another_compiler_is_refused(folder: Path) -> None:
+    manifest = folder / "bundle.json"
+    values = json.loads(manifest.read_text())
+    values["programs"][request_identity(PLAIN_REQUEST)]["compiler"] = "nvrtc-1.0.0"
+    manifest.write_text(json.dumps(values))
+    with pytest.raises(CompileError, match=r"compiled by 'nvrtc-\d.*'; bundle\.json says 'nvrtc-1\.0\.0'"):
+        open_bundle(folder).program(PLAIN_REQUEST)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "terabyte"])
+@pytest.mark.parametrize("which", ["manifest", "program"])
+def test_item_that_is_no_plain_file_of_a_bounded_size_is_refused(
+    folder: Path, tmp_path: Path, which: str, kind: str
+) -> None:
+    file = folder / "bundle.json" if which == "manifest" else file_of(PLAIN_REQUEST, folder)
+    bundle = open_bundle(folder)
+    file.rename(tmp_path / "moved")
+    if kind == "link":
+        file.symlink_to(tmp_path / "moved")
+    elif kind == "fifo":
+        os.mkfifo(file)
+    else:
+        with file.open("wb") as stream:
+            stream.truncate(2**40)
+    message = {"link": "is a symbolic link", "fifo": "is no regular file", "terabyte": "has 1099511627776 bytes"}[kind]
+    with pytest.raises(CompileError, match=message):
+        (open_bundle(folder) if which == "manifest" else bundle).program(PLAIN_REQUEST)

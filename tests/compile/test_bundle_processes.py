@@ -132,7 +132,7 @@ def test_bundle_of_the_first_schema_is_refused_and_replaced_without_a_trace(
     folder.mkdir()
     (folder / "bundle.json").write_text('{"schema": 1, "export": "small", "programs": {}}')
     (folder / f"{'0' * 64}.cubin").write_bytes(b"old")
-    with pytest.raises(CompileError, match=r"schema 1; this cakegen reads 2\. Make the bundle again"):
+    with pytest.raises(CompileError, match=r"schema 1; this cakegen reads 3\. Make the bundle again"):
         open_bundle(folder)
     write_version(folder, 0, whole)
     assert version_of(folder) == 0

@@ -12,6 +12,7 @@ from compile_sources import HEADER, PLAIN_REQUEST
 
 from cakegen.compile import CacheWarning, CompileRequest, cache_key, cache_root, cached_cubin, clear_cache
 from cakegen.compile import cache as cache_module
+from cakegen.compile.cache_folder import MARKER_FILE
 from cakegen.errors import CompileError
 
 CHANGED = {
@@ -161,7 +162,7 @@ def test_full_disk_warns_and_returns_the_program_compiled_once(
         program = cached_cubin(PLAIN_REQUEST)
     assert program.cubin
     assert len(compiles) == 1
-    assert [p.suffix for p in cache_folder.rglob("*") if p.is_file()] == [".lock"]
+    assert [p.suffix for p in cache_folder.rglob("*") if p.is_file() and p.name != MARKER_FILE] == [".lock"]
 
 
 def test_interrupted_write_leaves_the_old_state(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +173,7 @@ def test_interrupted_write_leaves_the_old_state(cache_folder: Path, monkeypatch:
         patch.setattr(cache_module.os, "replace", stopped)
         with pytest.raises(KeyboardInterrupt):
             cached_cubin(PLAIN_REQUEST)
-    assert [p.suffix for p in cache_folder.rglob("*") if p.is_file()] == [".lock"]
+    assert [p.suffix for p in cache_folder.rglob("*") if p.is_file() and p.name != MARKER_FILE] == [".lock"]
     assert not cached_cubin(PLAIN_REQUEST).cached
 
 
@@ -192,8 +193,9 @@ def test_stuck_lock_holder_does_not_stop_others(
 def test_clear_cache_removes_entries_of_every_schema_and_keeps_locks(cache_folder: Path) -> None:
     cached_cubin(PLAIN_REQUEST)
     older = cache_folder / "v0"
-    older.mkdir()
-    (older / "old.cubin").write_bytes(b"")
+    older.mkdir(mode=0o700)
+    (older / MARKER_FILE).touch()
+    (older / f"{'0' * 64}.cubin").write_bytes(b"")
     assert clear_cache() == 2
     assert _entries(cache_folder) == []
     assert len(list(cache_folder.rglob("*.lock"))) == 1

@@ -13,7 +13,9 @@ import pytest
 from compile_sources import PLAIN_REQUEST
 
 from cakegen.compile import cache as cache_module
+from cakegen.compile import cache_folder as cache_folder_module
 from cakegen.compile import cached_cubin, clear_cache, inventory
+from cakegen.compile.cache_folder import MARKER_FILE
 from cakegen.compile.entry import read_entry, write_entry
 from cakegen.compile.inventory import Pruned, list_files, prune_cache, read_entries, remove_files
 from cakegen.errors import CompileError
@@ -57,22 +59,14 @@ def test_damaged_entries_are_seen_and_removed(entries: list[Path]) -> None:
     stored = read_entry(entries[1])
     assert stored is not None
     whole = cached_cubin(replace(PLAIN_REQUEST, constants=(("SCALE", 2),)))
-    write_entry(entries[1], replace(whole, kernel_symbol="kernel_other"))
-    write_entry(entries[2], replace(whole, cubin=b"\x7fELF\x02\x01 and no more"))
+    write_entry(entries[1], whole, replace(PLAIN_REQUEST, kernel_symbol="kernel_other"))
+    write_entry(entries[2], replace(whole, cubin=b"\x7fELF\x02\x01 and no more"), PLAIN_REQUEST)
     faults = {entry.file.path: entry.fault for entry in read_entries(list_files())}
-    assert faults[entries[0]] == "damaged: its digest is not that of its rest"
+    assert faults[entries[0]] == "damaged: no plain file, or its digest is not that of its rest"
     assert faults[entries[1]] == "does not define kernel_other"
     assert "damaged cubin of 18 bytes" in faults[entries[2]]
     remove_files(read_entries(list_files()))
     assert list_files() == []
-
-
-def test_entry_of_an_early_version_without_a_name_is_whole(
-    entries: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = cached_cubin(replace(PLAIN_REQUEST, constants=(("SCALE", 2),)))
-    write_entry(entries[1], replace(whole, name="", arch="", kernel_symbol=""))
-    assert [entry.fault for entry in read_entries(list_files())] == ["", "", ""]
 
 
 def test_prune_by_age_takes_older_entries_and_their_locks(entries: list[Path]) -> None:
@@ -94,10 +88,11 @@ def test_prune_by_size_keeps_the_last_used_that_fit(entries: list[Path]) -> None
 
 
 def test_prune_takes_other_schemas_and_old_partials_only(entries: list[Path], cache_folder: Path) -> None:
-    other = cache_folder / "v0" / "old.cubin"
-    other.parent.mkdir()
+    other = cache_folder / "v0" / entries[0].name
+    other.parent.mkdir(mode=0o700)
+    (other.parent / MARKER_FILE).touch()
     other.write_bytes(b"12345")
-    fresh, left = (entries[0].with_name(f"{name}.partial") for name in ("fresh", "left"))
+    fresh, left = (entries[0].with_name(f"{entries[0].stem}.{digit * 32}.partial") for digit in "ab")
     for path in (fresh, left):
         path.write_bytes(b"123")
     os.utime(left, (0, time.time() - 2 * 3600))
@@ -134,13 +129,13 @@ def test_prune_leaves_the_successor_of_a_lock_that_another_pruning_removed(
     assert lock.exists()
 
 
-def test_folder_that_can_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service's home may be another user's: Python's glob then fails at the folder itself."""
+def test_folder_that_can_not_be_read_is_named_and_not_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service's home may be another user's."""
 
-    def refuse(path: Path, pattern: str) -> None:
+    def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "glob", refuse)
+    monkeypatch.setattr(cache_folder_module.os, "listdir", refuse)
     for act in (list_files, prune_cache, clear_cache):
         with pytest.raises(CompileError, match=r"cache: can't be read \(Permission denied\); set CAKEGEN_CACHE_DIR"):
             act()

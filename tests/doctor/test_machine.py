@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -175,8 +176,8 @@ def test_cache_below_a_folder_of_another_user_is_a_problem(tmp_path: Path, monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setenv("CAKEGEN_CACHE_DIR", str(tmp_path / "theirs" / "cache"))
-    for name in ("exists", "is_dir", "glob", "stat"):
-        monkeypatch.setattr(Path, name, refuse)
+    for name in ("listdir", "lstat"):
+        monkeypatch.setattr(os, name, refuse)
     found = machine._cache()
     assert found.state == PROBLEM
     assert "can't be read (Permission denied); set CAKEGEN_CACHE_DIR" in found.text

@@ -60,6 +60,8 @@ def test_filter_prints_typed_text(name: str, value: object, text: str) -> None:
         ("f32", float("nan")),
         ("f32", float("inf")),
         ("f32", 1e39),
+        ("f32", 1e-46),
+        ("f32", -5e-324),
         ("f32", True),
         ("boolean", 1),
         ("cpp_type", "x"),

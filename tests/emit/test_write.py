@@ -27,6 +27,11 @@ OLD = tree_of(("a.cu", "old\n"), ("sub/b.cu", "same\n"), ("sub/gone.cu", "gone\n
 NEW = tree_of(("a.cu", "new\n"), ("sub/b.cu", "same\n"), ("more/c.cu", "added\n"))
 
 
+def everything(folder: Path) -> dict[str, tuple[int, int]]:
+    """Each file and folder with its number and the moment of its last change."""
+    return {str(path): (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in (folder, *folder.rglob("*"))}
+
+
 def tree_on_disk(root: Path) -> Tree:
     return {p.relative_to(root).as_posix(): p.read_text() for p in root.rglob("*") if p.is_file()}
 
@@ -119,12 +124,21 @@ def test_kill_at_any_step_leaves_the_old_or_the_new_tree(tmp_path: Path, swap: s
         killed = _killed_at(step, lambda: write_tree(root, NEW), patched)
         if swap == "exchange":
             assert root.is_dir(), f"no tree after a kill at step {step}"
+        before = everything(tmp_path)
         difference = compare_tree(root, NEW)
-        found = tree_on_disk(root)
-        assert found in (OLD, NEW), f"step {step}: {sorted(found)}"
-        assert difference.clean == (found == NEW)
+        assert everything(tmp_path) == before, "a check writes nothing"
+        if root.is_dir():
+            found = tree_on_disk(root)
+            assert found in (OLD, NEW), f"step {step}: {sorted(found)}"
+            assert difference.clean == (found == NEW)
+            seen.add(found == NEW)
+        else:
+            assert len(difference.missing) == len(NEW)
+        write._recover(root)
+        assert tree_on_disk(root) in (OLD, NEW)
         assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
-        seen.add(found == NEW)
+        write_tree(root, NEW)
+        assert tree_on_disk(root) == NEW
         if not killed:
             break
     assert not killed
@@ -177,3 +191,77 @@ def test_check_passes_on_what_was_written(tmp_path: Path) -> None:
 
 def test_check_of_no_tree_reports_all_missing(tmp_path: Path) -> None:
     assert compare_tree(tmp_path / "no" / "tiny", NEW).missing == tuple(sorted(NEW))
+
+
+def test_check_says_what_an_interrupted_export_left_and_touches_none_of_it(tmp_path: Path) -> None:
+    root = tmp_path / "tiny"
+    write_tree(root, OLD)
+    shutil.copytree(root, tmp_path / ".tiny.old")
+    root.rename(tmp_path / ".tiny.new")
+    before = everything(tmp_path)
+    with pytest.raises(SealError, match=r"left beside +\.tiny\.old .*\n +left beside +\.tiny\.new \(an export was"):
+        check_tree(root, NEW)
+    assert everything(tmp_path) == before
+    write_tree(root, NEW)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize("name", [".tiny.old", ".tiny.new"])
+def test_folder_of_the_users_own_beside_the_tree_is_not_removed(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "tiny"
+    write_tree(root, OLD)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.txt").write_text("mine")
+    with pytest.raises(EmitError, match=rf"{name}/thesis\.txt: no export wrote this file, and {name} is what an"):
+        write_tree(root, NEW)
+    assert tree_on_disk(root) == OLD
+    assert (tmp_path / name / "thesis.txt").read_text() == "mine"
+
+
+def test_torn_file_of_an_interrupted_export_is_removed(tmp_path: Path) -> None:
+    root = tmp_path / "tiny"
+    (tmp_path / ".tiny.new").mkdir()
+    (tmp_path / ".tiny.new" / "a.cu").write_text(NEW["a.cu"][:60])
+    (tmp_path / ".tiny.new" / "b.cu").write_text("")
+    write_tree(root, NEW)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_write_over_a_users_file_under_a_name_of_the_tree_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "tiny"
+    root.mkdir()
+    (root / "a.cu").write_text("mine\n")
+    with pytest.raises(EmitError, match=r"a\.cu: no export wrote this file"):
+        write_tree(root, NEW)
+    assert tree_on_disk(root) == {"a.cu": "mine\n"}
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])
+def test_write_over_what_is_no_folder_is_refused(tmp_path: Path, kind: str) -> None:
+    root, target = tmp_path / "tiny", tmp_path / "target"
+    if kind == "a file":
+        root.write_text("mine\n")
+    else:
+        root.symlink_to(target)
+        if kind == "a link":
+            target.mkdir()
+    before = everything(tmp_path)
+    with pytest.raises(EmitError, match=r"tiny: is (no folder|a symbolic link), and a tree would take its place"):
+        write_tree(root, NEW)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["a.cu", "pipe"])
+def test_link_and_fifo_in_a_tree_are_nobodys_to_drop(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "tiny"
+    write_tree(root, OLD)
+    (root / name).unlink(missing_ok=True)
+    os.mkfifo(root / name)
+    for _ in range(2):
+        assert not compare_tree(root, OLD).clean
+        with pytest.raises(EmitError, match=f"{name}: no export wrote this file"):
+            write_tree(root, OLD)
+        (root / name).unlink()
+        (root / name).symlink_to(tmp_path)
+    assert (root / name).is_symlink()

@@ -15,11 +15,12 @@ from fuzz_strategies import damaged, damaged_bytes, fuzzed, odd_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cakegen.compile import CompiledProgram, cached_cubin
+from cakegen.compile import CompiledProgram, cached_cubin, load_nvrtc
 from cakegen.compile import bundle as bundle_module
 from cakegen.compile.bundle import MANIFEST_FILE, open_bundle, write_bundle
 from cakegen.compile.cubin import CubinReader
 from cakegen.compile.entry import program_of, read_entry, write_entry
+from cakegen.compile.program import compiler_version
 from cakegen.errors import CompileError
 
 
@@ -31,6 +32,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompiledProgram]
         yield cached_cubin(PLAIN_REQUEST)
 
 
+COMPILER = compiler_version(load_nvrtc())
+
+
 def sealed(rest: bytes) -> bytes:
     """An entry whose digest is right, whatever it holds."""
     return b"cakegen-cubin " + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
@@ -40,11 +44,11 @@ def sealed(rest: bytes) -> bytes:
 @given(drawn=st.data())
 def test_entry_with_damaged_bytes_is_a_miss(drawn: st.DataObject, whole: CompiledProgram, tmp_path: Path) -> None:
     file = tmp_path / "x.cubin"
-    write_entry(file, whole)
+    write_entry(file, whole, PLAIN_REQUEST)
     before = file.read_bytes()
     raw = drawn.draw(damaged_bytes(before))
     file.write_bytes(raw)
-    found = program_of(file, PLAIN_REQUEST)
+    found = program_of(file, PLAIN_REQUEST, COMPILER)
     assert (found is None) == (raw != before)
 
 
@@ -53,7 +57,7 @@ def test_entry_with_damaged_bytes_is_a_miss(drawn: st.DataObject, whole: Compile
 def test_entry_with_odd_facts_and_a_right_digest_is_a_miss(tmp_path: Path, facts: Any, cubin: bytes) -> None:
     file = tmp_path / "x.cubin"
     file.write_bytes(sealed(json.dumps(facts).encode() + b"\n" + cubin))
-    assert program_of(file, PLAIN_REQUEST) is None
+    assert program_of(file, PLAIN_REQUEST, COMPILER) is None
 
 
 @fuzzed
@@ -61,7 +65,7 @@ def test_entry_with_odd_facts_and_a_right_digest_is_a_miss(tmp_path: Path, facts
 def test_entry_of_any_bytes_and_a_right_digest_is_a_miss(tmp_path: Path, raw: bytes) -> None:
     file = tmp_path / "x.cubin"
     file.write_bytes(sealed(raw))
-    assert program_of(file, PLAIN_REQUEST) is None
+    assert program_of(file, PLAIN_REQUEST, COMPILER) is None
     file.write_bytes(raw)
     assert read_entry(file) is None
 

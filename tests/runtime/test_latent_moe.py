@@ -258,6 +258,10 @@ def test_unknown_backends_are_refused_in_words(machine: Machine, tiny_registry: 
         moe.prepare_front(**operands, backend="fast")
     with pytest.raises(LaunchError, match="arch='sm_90a' says what backend='emulator' plans for; backend='auto' takes"):
         moe.prepare_front(**on_gpu(operands), arch="sm_90a")
+    for odd in ("no", "", 1, None):
+        for backend in ("auto", "emulator", "reference"):
+            with pytest.raises(LaunchError, match=f"front: overlap must be True or False; got {odd!r}"):
+                moe.prepare_front(**operands, backend=backend, overlap=odd)
 
 
 def test_reference_backend_fills_the_callers_outputs(tiny_registry: Registry) -> None:

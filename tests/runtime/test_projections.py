@@ -153,3 +153,9 @@ def test_compiled_module_is_one_graph() -> None:
     compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
     with torch.inference_mode():
         assert torch.equal(compiled(x, two_partials), made(x, two_partials))
+
+
+@pytest.mark.parametrize("odd", ["no", "", 1, None])
+def test_overlap_that_is_no_flag_is_refused(odd: Any) -> None:
+    with pytest.raises(LaunchError, match=rf"LatentMoeProjections: overlap must be True or False; got {odd!r}"):
+        LatentMoeProjections(moe=tiny_latent_moe(), overlap=odd)

@@ -370,7 +370,7 @@ def test_other_objects_and_other_devices_are_refused(machine: Machine, tiny_regi
     moe = LatentMoe(tiny_registry)
     with pytest.raises(LaunchError, match="front: workspace must be a Workspace or None; got dict"):
         prepare_front(moe, workspace={})
-    with pytest.raises(LaunchError, match="the workspace is on cuda:1, the operands are on cuda:0; make one"):
+    with pytest.raises(LaunchError, match="the workspace is on cuda:1, operands on cuda:0; make one"):
         prepare_front(moe, workspace=Workspace(1))
     with pytest.raises(LaunchError, match="Workspace: needs a CUDA device; got cpu"):
         Workspace("cpu")

@@ -70,6 +70,13 @@ EDITS = {
     "bool for an int": ("max_stages = 12", "max_stages = true", ["decode.max_stages = True"]),
     "not finite": ("norm_eps = 1e-05", "norm_eps = nan", ["model.norm_eps = nan"]),
     "no eps": ("norm_eps = 1e-05", "norm_eps = 0.0", ["model.norm_eps = 0.0", "greater than 0"]),
+    "eps that is no float": (
+        "norm_eps = 1e-05",
+        "norm_eps = 1e-46",
+        ["model.norm_eps", "1.17549435e-38 or more"],
+    ),
+    "eps that is flushed": ("norm_eps = 1e-05", "norm_eps = 1e-38", ["model.norm_eps = 1e-38", "flushed to it"]),
+    "beta that is no float": ("situ_beta = 4.0", "situ_beta = 5e-324", ["model.situ_beta = 5e-324"]),
     "negative beta": ("situ_beta = 4.0", "situ_beta = -4.0", ["model.situ_beta = -4.0"]),
     "weight tile": ("block_m = 128", "block_m = 64", ["decode.block_m = 64", "two halves of 64 rows"]),
     "chunk width": ("block_k = 64", "block_k = 32", ["decode.block_k = 32", "128-byte swizzle row"]),
