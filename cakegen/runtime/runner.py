@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from cakegen.errors import LaunchError
-from cakegen.model import Model
-from cakegen.plan import control_words, partials_elems, weights_ahead
-from cakegen.plan.records import DecodeForm, Launch, Plan
+from cakegen.plan import control_words, partials_elems
+from cakegen.plan.records import Launch, Plan
 from cakegen.registry import LaunchRecord, Registry
 from cakegen.runtime import driver, streams
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
@@ -142,9 +141,8 @@ class ProgramRunner(Runner):
         buffers["wait_record"] = control.wait_record.device_address
         buffers["counters"] = 0 if self._words is None else self._words.address
         buffers["partials"] = 0 if self._partials is None else self._partials.data_ptr()
-        model = registry.model.for_family(device.arch.family)
         self.launches = tuple(
-            bind_program(request, loaded, launch, buffers, model, overlap)
+            bind_program(request, loaded, launch, buffers, overlap)
             for loaded, launch in zip(programs, plan.launches, strict=True)
         )
         self._bind_stream(driver.current_stream(device.ordinal))
@@ -242,7 +240,6 @@ def bind_program(
     loaded: LoadedProgram,
     launch: Launch,
     buffers: dict[str, int],
-    model: Model,
     overlap: bool,
 ) -> BoundLaunch:
     """One launch of a plan on a request's operands.
@@ -251,33 +248,28 @@ def bind_program(
     ----------
     buffers
         Addresses by the names that `arg_plan` uses.
-    model
-        The export's, with the rules of the device's family.
     overlap
         See `ProgramRunner`.
     """
-    record, values = decide_overlap(launch, loaded.program.launch, model, overlap)
+    record, values = decide_overlap(launch, loaded.program.launch, overlap)
     block = pack_arguments(bind_arguments(loaded.program, request.operands, buffers, run_parameters(request) | values))
     return BoundLaunch(loaded, launch, block, record)
 
 
-def decide_overlap(
-    launch: Launch, record: LaunchRecord, model: Model, overlap: bool
-) -> tuple[LaunchRecord, dict[str, int]]:
+def decide_overlap(launch: Launch, record: LaunchRecord, overlap: bool) -> tuple[LaunchRecord, dict[str, int]]:
     """A launch's attributes and its own i32 values; the emulator asks here too.
 
     Parameters
     ----------
     record
         Attributes of its program.
-    model, overlap
+    overlap
         As in `bind_program`.
     """
     values = dict(launch.parameters)
-    if overlap and launch.overlap and record.overlap:
+    if overlap and launch.overlap is not None and record.overlap:
         record = dataclasses.replace(record, programmatic=True)
-        if isinstance(launch.form, DecodeForm):
-            values["weights_ahead"] = weights_ahead(launch.form, model, True)
+        values |= dict(launch.overlap)
     return record, values
 
 
