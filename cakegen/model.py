@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 import typing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cakegen.arch import architecture
 from cakegen.errors import RegistryError
-from cakegen.rules import DecodeRules, HopperPrefillRules, HopperTile, PrefillRules
+from cakegen.rules import BlackwellRules, HopperRules, HopperTile
 
 R = TypeVar("R")
 
@@ -54,47 +55,33 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Family:
-    """One kernel family of an export: which template writes it for one architecture family."""
-
-    name: str
-    arch_family: str
-    template: str
-
-
-@dataclass(frozen=True)
 class Model:
-    """All that planning needs: what the registry's `MODEL` literal holds."""
+    """All that planning needs: what the registry's `MODEL` literal holds.
+
+    Parameters
+    ----------
+    hopper, blackwell
+        Rules of each family of architectures; None where the model has no target of it. `cakegen.plan.family_of` names
+        the family of an architecture, whose `rules` reads its own.
+    """
 
     name: str
     dims: ModelDims
     max_tokens: int
     max_partials: int
     targets: tuple[Target, ...]
-    families: tuple[Family, ...]
-    decode: DecodeRules
-    decode_sm90: DecodeRules
-    prefill: PrefillRules
-    prefill_sm90: HopperPrefillRules
+    hopper: HopperRules | None
+    blackwell: BlackwellRules | None
 
     def target(self, arch: str) -> Target | None:
         """The target for an architecture, or None where the export does not serve it."""
         return next((t for t in self.targets if t.arch == arch), None)
 
-    def for_family(self, arch_family: str) -> Model:
-        """This model with the decode rules of one architecture family in `decode`."""
-        if arch_family != "sm90" or self.decode == self.decode_sm90:
-            return self
-        return dataclasses.replace(self, decode=self.decode_sm90)
-
     def preferring(self, tile: HopperTile) -> Model:
         """This model with costs at which Hopper's prefill takes one of its tiles, whatever the others would save."""
-        return dataclasses.replace(self, prefill_sm90=self.prefill_sm90.preferring(tile))
-
-    def template_for(self, family: str, arch_family: str) -> str | None:
-        """The template of a kernel family, or None where the export declares none."""
-        found = (f.template for f in self.families if (f.name, f.arch_family) == (family, arch_family))
-        return next(found, None)
+        assert self.hopper is not None  # whose tile it is
+        prefill = self.hopper.prefill.preferring(tile)
+        return dataclasses.replace(self, hopper=dataclasses.replace(self.hopper, prefill=prefill))
 
 
 @dataclass(frozen=True)
@@ -126,9 +113,10 @@ class DeviceFacts:
 
 
 def to_literal(record: Any) -> Any:
-    """A record as nested dicts, lists, numbers and strings: what a registry can hold as a literal."""
+    """A record as nested dicts, lists, numbers and strings: what a registry can hold as a literal. None is left out."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {f.name: to_literal(getattr(record, f.name)) for f in dataclasses.fields(record)}
+        values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+        return {name: to_literal(value) for name, value in values.items() if value is not None}
     if isinstance(record, tuple):
         return [to_literal(item) for item in record]
     return record
@@ -140,18 +128,14 @@ def from_literal(cls: type[R], literal: Any) -> R:
     Raises
     ------
     RegistryError
-        A field is missing, unknown, or of the wrong type.
+        A field is missing that may not be None, unknown, or of the wrong type.
     """
     return typing.cast(R, _convert(cls, literal, cls.__name__))
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        if not isinstance(value, dict) or set(value) != set(hints):
-            got = sorted(value) if isinstance(value, dict) else type(value).__name__
-            raise RegistryError(f"{where}: needs exactly the fields {sorted(hints)}; got {got}")
-        return kind(**{name: _convert(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+        return _convert_record(kind, value, where)
     if typing.get_origin(kind) is tuple:
         return _convert_tuple(typing.get_args(kind), value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -159,6 +143,17 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and type(value) is not kind:
         raise RegistryError(f"{where}: needs {kind.__name__}; got {value!r}")
     return value
+
+
+def _convert_record(kind: type, value: Any, where: str) -> Any:
+    hints = _hints(kind)
+    required = {name for name, (_, optional) in hints.items() if not optional}
+    if not isinstance(value, dict) or not required <= set(value) <= set(hints):
+        got = sorted(value) if isinstance(value, dict) else type(value).__name__
+        also = f", and may have {sorted(set(hints) - required)}" if len(required) < len(hints) else ""
+        raise RegistryError(f"{where}: needs the fields {sorted(required)}{also}; got {got}")
+    given = {name: _convert(hints[name][0], item, f"{where}.{name}") for name, item in value.items()}
+    return kind(**dict.fromkeys(hints) | given)
 
 
 def _convert_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
@@ -172,5 +167,11 @@ def _convert_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any,
 
 
 @functools.cache
-def _hints(record: type) -> dict[str, Any]:
-    return typing.get_type_hints(record)
+def _hints(record: type) -> dict[str, tuple[Any, bool]]:
+    """Field -> its type without the `None` of an optional one, and whether it is one."""
+    found = {}
+    for name, hint in typing.get_type_hints(record).items():
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        optional = isinstance(hint, types.UnionType)
+        found[name] = (kinds[0] if optional else hint, optional)
+    return found

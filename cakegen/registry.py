@@ -170,7 +170,7 @@ def schema_version(*records: type) -> str:
 def _fields_of(record: type, where: str) -> Iterator[str]:
     hints = typing.get_type_hints(record)
     for field in dataclasses.fields(record):
-        yield f"{where}.{field.name}: {field.type}"
+        yield f"{where}.{field.name}: {hints[field.name]}"
         for kind in (hints[field.name], *typing.get_args(hints[field.name])):
             if dataclasses.is_dataclass(kind) and isinstance(kind, type):
                 yield from _fields_of(kind, f"{where}.{field.name}")

@@ -33,6 +33,7 @@ from cakegen.emulator.faults import Fault
 from cakegen.emulator.launches.cases import Case, CaseReport, emulate_case, find_case, find_cases
 from cakegen.errors import EmulationError
 from cakegen.model import Model
+from cakegen.plan import family_of
 from cakegen.plan.records import DecodeForm
 from cakegen.registry import Registry, load_registry
 
@@ -111,7 +112,7 @@ def _edges(model: Model, key: str, found: Case) -> Iterator[Case]:
         yield from _row_tile_edges(model, key, found)
     else:
         # of Hopper's prefill, which has its sizes run on a device, only near the request that was found
-        decode = model.for_family(architecture(found.arch).family).decode
+        decode = family_of(found.arch).decode(model)
         yield from _count_edges(model, key, found, decode.max_cta_tokens + 1 if is_prefill else 1)
 
 

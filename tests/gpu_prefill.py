@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 from gpu_cases import GuardedPartials, remembered
+from models import hopper
 from sealed_trees import resealed
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import control_words, form_of, partials_elems, plan_route
+from cakegen.plan.gemm import PAIR_TOKENS
 from cakegen.plan.records import Plan
 from cakegen.registry import Program, Registry, load_registry
 from cakegen.runtime import LatentMoe
@@ -96,9 +98,9 @@ def words_of(plan: Plan) -> int:
 
 def guarded_partials(model: Model, device: torch.device, sm_count: int) -> GuardedPartials:
     """Room for every plan: fewer than two waves of pair tiles are cut, so fewer than there are multiprocessors."""
-    rules = model.prefill_sm90
-    tile = 2 * rules.block_m * max(tile.block_n for tile in rules.tiles)
-    return GuardedPartials(device, sm_count * rules.stream_k_max_segments * tile)
+    rules = hopper(model).prefill
+    tile = PAIR_TOKENS * max(tile.block_n for tile in rules.tiles)
+    return GuardedPartials(device, sm_count * rules.cut.max_segments * tile)
 
 
 def edited_tree(

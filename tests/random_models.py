@@ -7,12 +7,25 @@ import json
 import random
 from typing import Any
 
-from models import SM90_DECODE_CHANGES, tiny_model
+from models import hopper, of_family, tiny_model
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model, Target, to_literal
 from cakegen.plan import plan_route
-from cakegen.rules import DecodeRules
+from cakegen.rules import (
+    DecodeRules,
+    FrontRules,
+    FrontSplit,
+    LandingAlias,
+    NarrowTiles,
+    ShortRing,
+    SmallTile,
+    StagedRows,
+    StaggeredFill,
+    TailRules,
+    TailSplit,
+    rule_fields,
+)
 
 
 def random_model(seed: int) -> Model:
@@ -28,25 +41,49 @@ def random_model(seed: int) -> Model:
 
 
 def model_toml(model: Model) -> str:
-    """The export file that declares a model."""
+    """The export file that declares a model, with every rule in it."""
     literal = to_literal(model)
-    literal["decode_sm90"] = {key: literal["decode_sm90"][key] for key in SM90_DECODE_CHANGES}
-    requests = {"max_tokens": model.max_tokens, "max_partials": model.max_partials}
-    sections = [f"name = {json.dumps(model.name)}", _table("[model]", literal["dims"]), _table("[requests]", requests)]
-    sections += [_table("[[targets]]", target) for target in literal["targets"]]
-    sections += [_table("[[kernels]]", family) for family in literal["families"]]
-    tiles = literal["prefill_sm90"].pop("tiles")
-    sections += [_table(f"[{rules}]", literal[rules]) for rules in ("decode", "decode_sm90", "prefill", "prefill_sm90")]
-    sections += [_table("[[prefill_sm90.tiles]]", tile) for tile in tiles]
-    return "\n\n".join(sections) + "\n"
+    head = {key: literal[key] for key in ("name",)}
+    head["requests"] = {"max_tokens": model.max_tokens, "max_partials": model.max_partials}
+    lines = [_assignment(key, value) for key, value in head.items()]
+    lines += ["", "[model]", *_assignments(literal["dims"])]
+    lines += [line for target in literal["targets"] for line in ("", "[[targets]]", *_assignments(target))]
+    for name in ("hopper", "blackwell"):
+        rules = getattr(model, name)
+        lines += ["", *_rules_lines(name, rules)] if rules is not None else []
+    return "\n".join(lines) + "\n"
 
 
-def _table(head: str, values: dict[str, Any]) -> str:
-    return "\n".join([head, *(f"{key} = {json.dumps(value)}" for key, value in values.items())])
+def _rules_lines(where: str, rules: Any) -> list[str]:
+    """A table a record; what is None is `false`, so that the shared rule does not come in its place."""
+    flat, nested = [f"[{where}]"], []
+    for field in rule_fields(type(rules)):
+        value = getattr(rules, field.name)
+        if field.table is not None and value is not None and not isinstance(value, tuple):
+            nested += ["", *_rules_lines(f"{where}.{field.name}", value)]
+        else:
+            flat.append(_assignment(field.name, False if value is None else to_literal(value)))
+    return [*flat, *nested]
+
+
+def _assignments(values: dict[str, Any]) -> list[str]:
+    return [_assignment(key, value) for key, value in values.items()]
+
+
+def _assignment(key: str, value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "\n".join([f"{key} = [", *(f"    {_inline(entry)}," for entry in value), "]"])
+    return f"{key} = {_inline(value)}"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value)
 
 
 def _draw(chance: random.Random, seed: int) -> Model:
-    tiny = tiny_model()
+    tiny = of_family(tiny_model(), "sm_90a")
     degrees = tuple(sorted(chance.sample((1, 2, 4, 8), 2)))
     dims = dataclasses.replace(
         tiny.dims,
@@ -58,57 +95,57 @@ def _draw(chance: random.Random, seed: int) -> Model:
         situ_beta=chance.choice((1.5, 4.0, 8.0)),
         situ_linear_beta=chance.choice((2.0, 25.0)),
     )
-    rules = dataclasses.replace(
-        tiny.decode,
-        n_pads=chance.choice(((8, 16, 32, 64, 128), (8, 32, 128), (16, 64, 128), (128,))),
-        max_stages=chance.randint(3, 12),
-        depth2_min_stages_single=chance.randint(1, 8),
-        depth2_min_stages_pair=chance.randint(1, 8),
-        alias_min_chunks=chance.randint(0, 8),
-        staged_max_down_units=chance.randint(0, 16),
-        staged_min_stages=chance.randint(1, 8),
-        staged_wide_n_pad=chance.choice((8, 16, 32)),
-        resident_tokens_staged=chance.randint(0, 32),
-        resident_tokens_long=chance.randint(0, 32),
-        resident_tokens_short=chance.randint(0, 32),
-        resident_min_stages=chance.randint(1, 8),
-        issue_ahead=chance.randint(1, 3),
-        front_ahead=chance.randint(0, 4),
-        overlap_ahead_n_pad=chance.choice((0, 8, 128)),
-        stagger_units=chance.randint(1, 3),
-    )
-    wider = chance.choice(((), (192,), (160, 192), (192, 256), (160, 320, 384)))
     sm_counts = tuple(sorted(chance.sample((2, 5, 9, 16, 24, 40, 78, 132), 2)))
+    rules = hopper(tiny)
     return dataclasses.replace(
         tiny,
         name=f"random_{seed}",
         dims=dims,
         max_partials=chance.randint(1, 8),
         targets=(Target("sm_90a", degrees, sm_counts),),
-        families=tuple(family for family in tiny.families if family.arch_family == "sm90"),
-        decode=rules,
-        decode_sm90=_draw_hopper(chance, rules, wider),
+        hopper=dataclasses.replace(rules, decode=_draw_decode(chance, rules.decode)),
     )
 
 
-def _draw_hopper(chance: random.Random, rules: DecodeRules, wider: tuple[int, ...]) -> DecodeRules:
+def _draw_decode(chance: random.Random, rules: DecodeRules) -> DecodeRules:
+    wider = chance.choice(((), (192,), (160, 192), (192, 256), (160, 320, 384)))
+    n_pads = (*chance.choice(((8, 16, 32, 64, 128), (8, 32, 128), (16, 64, 128), (128,))), *wider)
     return dataclasses.replace(
         rules,
-        max_tokens=(*rules.n_pads, *wider)[-1],
-        max_cta_tokens=max(tokens for tokens in (*rules.n_pads, *wider) if tokens <= 192),
-        n_pads=(*rules.n_pads, *wider),
-        depth2_min_stages_pair=chance.randint(1, 8),
-        alias_min_chunks=chance.choice((2, 8, 4096)),
-        resident_tokens_staged=chance.randint(0, 32),
-        split_finalize_n_pad=chance.choice((0, 16, 32, 128)),
+        n_pads=n_pads,
+        max_cta_tokens=max(tokens for tokens in n_pads if tokens <= 192),
+        max_stages=chance.randint(3, 12),
         overlap_min_sm_percent=chance.choice((0, 75)),
-        front_split_n_pad=chance.choice((0, 32, 128)),
-        front_split_min_sm_percent=chance.choice((0, 70)),
-        tail_split_n_pad=chance.choice((0, 16, 64, 128)),
-        tail_split_max_chunks=chance.choice((4, 64)),
-        tail_split_long_n_pad=chance.choice((0, 64, 128)),
-        narrow_block_m=chance.choice((0, 64, 96)),
-        narrow_n_pad=chance.choice((0, 32, 128)),
+        overlap_ahead_n_pad=chance.choice((None, 8, 128)),
+        split_finalize_n_pad=chance.choice((None, 16, 32, 128)),
+        landing_alias=chance.choice((None, LandingAlias(128, 2), LandingAlias(128, 8))),
+        front=FrontRules(
+            depth2_min_stages_single=chance.randint(1, 8),
+            depth2_min_stages_pair=chance.randint(1, 8),
+            weights_ahead=chance.randint(0, 4),
+            narrow=chance.choice((None, NarrowTiles(64, 32), NarrowTiles(96, 128))),
+            split_tokens=chance.choice((None, FrontSplit(32, 0), FrontSplit(128, 70))),
+        ),
+        tail=_draw_tail(chance, rules.tail),
+    )
+
+
+def _draw_tail(chance: random.Random, rules: TailRules) -> TailRules:
+    staggered = chance.choice((None, StaggeredFill(chance.choice((8, 16, 32)), chance.randint(1, 3))))
+    staged = StagedRows(chance.randint(1, 32), chance.randint(1, 8), staggered)
+    split = TailSplit(chance.choice((16, 64, 128)), chance.choice((4, 64)), chance.choice((None, 64, 128)))
+    return dataclasses.replace(
+        rules,
+        short_down_units=chance.randint(0, 16),
+        resident_tokens_long=chance.randint(0, 32),
+        resident_tokens_short=chance.randint(0, 32),
+        resident_min_stages=chance.randint(1, 8),
+        weights_ahead=chance.randint(1, 3),
+        depth2_min_stages=chance.choice((None, 2, 5)),
+        staged=chance.choice((None, staged, staged)),
+        small=chance.choice((None, SmallTile(8, 2))),
+        split_tokens=chance.choice((None, split, split)),
+        short_ring=chance.choice((None, ShortRing(7, 12, 6))),
     )
 
 
@@ -118,7 +155,7 @@ def _can_be_planned(model: Model) -> bool:
             for tp in target.tp_degrees:
                 for sm_count in target.sm_counts:
                     device = DeviceFacts.nominal(target.arch, sm_count)
-                    for tokens in range(1, model.decode_sm90.max_tokens + 1):
+                    for tokens in range(1, hopper(model).decode.max_tokens + 1):
                         plan_route(model, stage="front", tp=tp, tokens=tokens, partials=1, device=device)
                         for partials in {1, model.max_partials}:
                             plan_route(model, stage="tail", tp=tp, tokens=tokens, partials=partials, device=device)

@@ -21,8 +21,7 @@ import cakegen
 from cakegen.compile import compile_cubin, load_nvrtc
 from cakegen.compile.cubin import CubinReader
 from cakegen.emit.filters import FILTERS
-from cakegen.errors import CompileError, EmitError, LaunchError, PlanError, RegistryError, SpecError
-from cakegen.plan.shape import decode_shape
+from cakegen.errors import CompileError, EmitError, LaunchError, RegistryError, SpecError
 from cakegen.registry import LaunchRecord, Program, TensorMapEntry
 from cakegen.registry import _checked as checked_program
 from cakegen.runtime import driver
@@ -103,13 +102,6 @@ def test_view_that_no_tensor_map_has_is_named() -> None:
     entry = TensorMapEntry("x", "x", "rows", (64, 8, 1))
     with pytest.raises(LaunchError, match=r"^tensor map x: view must be 'chunks' or 'columns'; got 'rows'\.$"):
         view_matrix(entry, 0, 8, 64, 64)
-
-
-def test_tokens_that_no_tile_holds_name_the_tiles() -> None:
-    model = tiny_model()
-    narrow = dataclasses.replace(model, decode=dataclasses.replace(model.decode, n_pads=(8, 16)))
-    with pytest.raises(PlanError, match=r"^front: TP 1: no n_pad of \(8, 16\) holds T = 17; add a wider one$"):
-        decode_shape(narrow, "front", 1, 17, 1)
 
 
 def test_model_without_a_target_is_refused() -> None:

@@ -27,7 +27,7 @@ ALLOWED = {
     "measured": LEAVES | {"paths"},
     "plan": LEAVES | {"arch", "model", "rules"},
     "compile": LEAVES | {"arch", "paths", "registry", "__init__"},
-    "spec": LEAVES | {"arch", "model", "plan", "rules"},
+    "spec": LEAVES | {"arch", "model", "paths", "plan", "rules"},
     "emit": LEAVES | {"arch", "model", "paths", "plan", "registry", "rules"},
     "runtime": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "paths", "plan", "registry", "rules", "compile", "runtime"},

@@ -118,7 +118,7 @@ DAMAGES: dict[str, tuple[str, object, str]] = {
     "list of kernels": ("KERNELS", ["tail_norm:e0"], "KERNELS"),
     "kernel without a program": ("KERNELS", {"tail_norm:e0": "two"}, "KeyError: 'two'"),
     "constants that are none": ("SPECIALIZATIONS", {"tail_norm:e0": 3}, "SPECIALIZATIONS"),
-    "model without a field": ("MODEL", {k: MODEL[k] for k in MODEL if k != "dims"}, "Model: needs exactly the fields"),
+    "model without a field": ("MODEL", {k: MODEL[k] for k in MODEL if k != "dims"}, "Model: needs the fields"),
     "unknown field": ("MODEL", {**MODEL, "more": 1}, "'more'"),
     "wrong type": ("MODEL", {**MODEL, "max_tokens": True}, "Model.max_tokens: needs int; got True"),
     "flag that writes a file": (

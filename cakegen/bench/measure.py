@@ -28,7 +28,7 @@ from cakegen.bench.records import (
     row_record,
 )
 from cakegen.bench.rivals import RIVALS, Builder, gemm_limit, tolerances_of
-from cakegen.bench.rows import LONG_TOKENS, Row, grouped_rows, work_of
+from cakegen.bench.rows import DECODE_TOKENS, LONG_TOKENS, Row, grouped_rows, work_of
 from cakegen.bench.stats import Summary
 from cakegen.bench.stream_probe import StreamProbe
 from cakegen.bench.timing import Call, Clock, copies_for, time_alternating, time_rotating
@@ -98,11 +98,6 @@ class Bench:
     settings: Settings = field(default_factory=Settings)
     notes: dict[str, str] = field(default_factory=dict)
     libraries: tuple[Library, ...] = ()
-
-    @property
-    def decode_max_tokens(self) -> int:
-        """Rows of up to so many tokens are decode rows, whatever the architecture, so that tables compare."""
-        return self.moe.model.decode.max_tokens
 
 
 def measure_rows(bench: Bench, rows: Sequence[Row]) -> Iterator[RowRecord]:
@@ -234,7 +229,7 @@ class RowMeasurement:
         arms: dict[str, Arm] = {}
         if bench.probe is not None:
             arms[FLOOR] = bench.probe.floor(streamed[0])
-        if case.row.tokens > bench.decode_max_tokens:
+        if case.row.tokens > DECODE_TOKENS:
             arms[GEMM] = gemm_limit(case)
         elif bench.probe is not None:
             arms |= bench.probe.arms(streamed)

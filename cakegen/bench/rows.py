@@ -21,6 +21,8 @@ RAGGED_TOKENS = (24, 48, 96, 130, 192, 384, 768, 1536, 3000)
 """Between the powers of two, so that no cliff hides there."""
 LONG_TOKENS = 4096
 """From here on a call takes a millisecond or so, and fewer calls are timed."""
+DECODE_TOKENS = 128
+"""Rows of up to so many tokens are decode rows, whatever serves them, so that tables of all devices compare."""
 GROUP_ENDS = (16, 128, 1024)
 """Largest T of the first groups of rows."""
 

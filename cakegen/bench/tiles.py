@@ -16,11 +16,13 @@ from cakegen.bench.rows import LONG_TOKENS, Row, grouped_rows
 from cakegen.bench.stats import Summary
 from cakegen.bench.timing import Call, Clock, time_alternating
 from cakegen.errors import BenchError
-from cakegen.plan import GemmForm, Plan
+from cakegen.plan import GemmForm, Plan, family_of
 from cakegen.registry import Registry
 from cakegen.rules import HopperTile
 from cakegen.runtime import LatentMoe
 
+ARCH = "sm_90a"
+"""Whose plans choose among tiles."""
 REPEATS = 21
 REPEATS_LONG = 9
 COLUMNS = ("stage", "tp", "tokens", "block_n", "tile_groups", "full_items", "sk_ipc", "us", "spread")
@@ -92,13 +94,13 @@ def time_tiles(
     `backend="emulator"` rehearses it without a device.
     """
     model = registry.model
+    hopper = family_of(ARCH)
     moes = {
-        tile: LatentMoe(dataclasses.replace(registry, model=model.preferring(tile)))
-        for tile in model.prefill_sm90.tiles
+        tile: LatentMoe(dataclasses.replace(registry, model=model.preferring(tile))) for tile in hopper.tiles(model)
     }
     plain = LatentMoe(registry)
     # one CTA serves fewer; of more tokens decode has those whose tile two CTAs split
-    candidates = [row for row in rows if row.tokens > model.decode_sm90.max_cta_tokens]
+    candidates = [row for row in rows if row.tokens > hopper.decode(model).max_cta_tokens]
     for group in grouped_rows(candidates):
         operands = make_operands(model.dims, group[0], device, seed=0)
         for moe in moes.values() if backend == "auto" else ():
@@ -118,7 +120,7 @@ def _prepare(moe: LatentMoe, case: Case, backend: str) -> tuple[Plan, Arm]:
 
 def _gemm(plan: Plan) -> GemmForm | None:
     form = plan.launches[-1].form
-    return form if isinstance(form, GemmForm) and plan.device.arch.startswith("sm_90") else None
+    return form if isinstance(form, GemmForm) and plan.device.arch == ARCH else None
 
 
 def _time_row(

@@ -75,7 +75,7 @@ def bench_command(
     the table. Rows that lose are marked. Exit status 1: a program computes something wrong.
     """
     from cakegen.bench.records import WRONG, read_results
-    from cakegen.bench.rows import select_rows
+    from cakegen.bench.rows import DECODE_TOKENS, select_rows
     from cakegen.registry import load_registry
 
     if recorded is not None:
@@ -84,7 +84,6 @@ def bench_command(
         why = "is of chains with a library's GEMMs, which --no-libraries and --no-rivals leave out"
         refuse_ignored(why, "libraries", "search")
     registry = load_registry(export)
-    decode_max_tokens = registry.model.decode.max_tokens
     # read first: a file that can't be read should not cost a run
     before = read_results(against) if against is not None else None
     if recorded is None:
@@ -92,14 +91,14 @@ def bench_command(
         from cakegen.bench.measure import Settings
         from cakegen.bench.session import Run, run_bench
 
-        rows = select_rows(table, decode_max_tokens, stages=stages, tps=tps, tokens=tokens)
+        rows = select_rows(table, DECODE_TOKENS, stages=stages, tps=tps, tokens=tokens)
         names = (libraries or tuple(LIBRARIES)) if with_libraries else ()
         settings = Settings(repeats=repeats, rivals=rivals, libraries=names, search=search, seed=seed)
         run = Run(rows, settings, chains, host)
         folder = folder or fresh_folder("bench")
         recorded = run_bench(registry, run, folder, lambda line: click.echo(line, err=True))
     results = read_results(recorded)
-    show_results(results, before, decode_max_tokens, folder)
+    show_results(results, before, DECODE_TOKENS, folder)
     statuses = [record.status for record in results.rows]
     statuses += [str(chain.get("status")) for chain in results.others.get("chain", [])]
     if WRONG in statuses:

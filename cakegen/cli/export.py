@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from cakegen.emit.reach import ReachedKey
+    from cakegen.model import Model
+
 ALL_KEYS = "*"
+WALKS = "walks"
+"""Folder in the cache, of what exports reach."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def _export_one(file: Path, root: Path, layout: Layout, check: bool, name: str |
 
     model = parse_export(file).to_model()
     _refuse_other_name(file, model.name)
-    files = layout.select(render_tree(model, model.name), model.name)
+    files = layout.select(render_tree(model, model.name, keys=None if check else _remembered(model)), model.name)
     tree = root / model.name
     layout.refuse_other(tree)
     if check:
@@ -132,6 +139,18 @@ def _export_one(file: Path, root: Path, layout: Layout, check: bool, name: str |
         command = f"cakegen export {argument}{f' --dest {dest}' if dest else ''}{layout.options}"
         return f"{model.name}: {check_tree(tree, files, command).summary}"
     return f"{model.name}: {write_tree(tree, files).summary} in {tree}"
+
+
+def _remembered(model: Model) -> tuple[ReachedKey, ...] | None:
+    """What the model reaches, by the walk that an earlier export left in the cache; --check never trusts one."""
+    from cakegen.compile import cache_root
+    from cakegen.emit.walk import remembered_keys
+    from cakegen.errors import CompileError
+
+    try:
+        return remembered_keys(model, cache_root() / WALKS)
+    except CompileError:  # the user has no folder for a cache
+        return None
 
 
 def _refuse_other_name(file: Path, name: str) -> None:

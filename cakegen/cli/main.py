@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 COMMANDS = {
+    "new": "cakegen.cli.draft:draft_command",
     "export": "cakegen.cli.export:export_command",
     "list": "cakegen.cli.list:list_command",
     "show": "cakegen.cli.show:show_command",

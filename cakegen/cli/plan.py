@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,8 @@ from cakegen.cli.options import refuse_ignored
 
 if TYPE_CHECKING:
     from cakegen.measured import MeasuredTable, Verdict
-    from cakegen.model import DeviceFacts, Model
-    from cakegen.plan import Launch, Plan
+    from cakegen.model import DeviceFacts
+    from cakegen.plan import Launch, LaunchShape, Plan
 
 
 @click.command("plan")
@@ -64,7 +64,7 @@ def plan_command(
         lines = (json.dumps(plan_literal(plan, partials) | _measured_literal(plan, tables)) for plan in plans)
     elif len(counts) == 1:
         plan = next(plans)
-        lines = (*_describe(plan, model), *_describe_measured(plan, tables))
+        lines = (*_describe(plan), *_describe_measured(plan, tables))
     else:
         lines = _table(plans)
     for line in lines:
@@ -104,8 +104,11 @@ def _device_facts(arch: str, sm_count: int | None, resident_pairs: int | None) -
     return device if resident_pairs is None else dataclasses.replace(device, resident_pairs=resident_pairs)
 
 
-def plan_literal(plan: Plan, partials: int) -> dict[str, object]:
+def plan_literal(plan: Plan, partials: int) -> dict[str, Any]:
     """A plan as the JSON object of `--json`; `partials` as requested, also where the stage ignores it."""
+    from cakegen.plan import family_of
+
+    family = family_of(plan.device.arch)
     return {
         "stage": plan.stage,
         "tp": plan.tp,
@@ -113,10 +116,21 @@ def plan_literal(plan: Plan, partials: int) -> dict[str, object]:
         "partials": partials,
         "arch": plan.device.arch,
         "sm_count": plan.device.sm_count,
-        "launches": [
-            {"key": launch.key, "grid_ctas": list(launch.grid_ctas), "parameters": dict(launch.parameters)}
-            for launch in plan.launches
-        ],
+        "launches": [_launch_literal(launch, family.launch_shape(launch.form)) for launch in plan.launches],
+    }
+
+
+def _launch_literal(launch: Launch, shape: LaunchShape) -> dict[str, object]:
+    """A launch, the parameters that change where it overlaps the one before it (null: it does not), and its shape."""
+    import dataclasses
+
+    overlaps = shape.overlap and launch.overlap is not None
+    return {
+        "key": launch.key,
+        "grid_ctas": list(launch.grid_ctas),
+        "parameters": dict(launch.parameters),
+        "overlapping": dict(launch.overlap or ()) if overlaps else None,
+        **dataclasses.asdict(shape),
     }
 
 
@@ -194,11 +208,11 @@ def _parameters(launch: Launch) -> str:
     return " ".join(f"{name}={value}" for name, value in launch.parameters)
 
 
-def _describe(plan: Plan, model: Model) -> Iterator[str]:
+def _describe(plan: Plan) -> Iterator[str]:
     """One plan: its launches, then its rules."""
-    from cakegen.plan import DecodeForm, decode_smem
+    from cakegen.plan import family_of
 
-    device = plan.device
+    device, family = plan.device, family_of(plan.device.arch)
     yield (
         f"{plan.stage} TP {plan.tp}, T = {plan.tokens}, P = {plan.partials} on {device.arch}: {device.sm_count} SMs,"
         f" {device.resident_pairs} resident pairs"
@@ -208,14 +222,28 @@ def _describe(plan: Plan, model: Model) -> Iterator[str]:
         yield f"  grid_ctas   {_grid(launch)}"
         if launch.parameters:
             yield f"  parameters  {_parameters(launch)}"
-        if isinstance(launch.form, DecodeForm):
-            used = decode_smem(launch.form, model).total_bytes
-            yield f"  smem        {used} of {device.max_dynamic_smem_bytes} bytes"
+        shape = family.launch_shape(launch.form)
+        yield f"  cta         {shape.threads} threads, {shape.cluster_ctas} a cluster"
+        yield f"  smem        {shape.dynamic_smem_bytes} of {device.max_dynamic_smem_bytes} bytes"
+        yield f"  attributes  {_attributes(launch, shape)}"
     yield "rules"
     fields = max(len(rule.field) for rule in plan.rules)
     values = max(len(str(rule.value)) for rule in plan.rules)
     for rule in plan.rules:
         yield f"  {rule.field:{fields}}  {rule.value!s:{values}}  {rule.reason}"
+
+
+def _attributes(launch: Launch, shape: LaunchShape) -> str:
+    """How a launch follows the one before it, and whether its CTAs wait for each other."""
+    follows = "ordinary"
+    if shape.programmatic:
+        follows = "programmatic: overlaps the launch before it"
+    elif shape.overlap and launch.overlap is not None:
+        changed = " ".join(
+            f"{name}={value}" for name, value in launch.overlap if (name, value) not in launch.parameters
+        )
+        follows = f"may overlap the launch before it{f', then with {changed}' if changed else ''}"
+    return f"{follows}{'; cooperative: the whole grid is resident' if shape.cooperative else ''}"
 
 
 def _table(plans: Iterator[Plan]) -> Iterator[str]:

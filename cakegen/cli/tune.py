@@ -59,7 +59,7 @@ def tune_command(
     The old table stays until the new one is whole. Prints where a stock chain is faster, and what changed.
 
     With --tiles it times each tile of prefill at the rows that prefill serves, for the costs of
-    `[[prefill_sm90.tiles]]` in an export.
+    `hopper.prefill.tiles` in exports/rules.
     """
     from cakegen.bench.records import read_results
     from cakegen.bench.tune import table_of, write_table
@@ -86,14 +86,14 @@ def tune_command(
 
 
 def _measure_tiles(registry: Registry, rows: str, repeats: int | None, file: Path) -> None:
-    from cakegen.bench.rows import select_rows
+    from cakegen.bench.rows import DECODE_TOKENS, select_rows
     from cakegen.bench.tiles import measure_tiles
     from cakegen.bench.tune import write_whole
     from cakegen.errors import BenchError
 
     if not os.access(file.parent, os.W_OK):
         raise BenchError(f"{file}: its folder can't be written; it is written when all rows are measured. Name another")
-    wanted = select_rows(rows, registry.model.decode.max_tokens)
+    wanted = select_rows(rows, DECODE_TOKENS)
     write_whole(measure_tiles(registry, wanted, repeats, click.echo), file)
     click.echo(f"written: {file}", err=True)
 
@@ -116,11 +116,11 @@ def _check_export(measured: object, wanted: str, recorded: Path) -> None:
 def _measure(registry: Registry, rows: str, repeats: int | None, folder: Path) -> Path:
     """The bench's rows with its stock chains, without its chains of layers, rotation and host costs."""
     from cakegen.bench.measure import Settings
-    from cakegen.bench.rows import select_rows
+    from cakegen.bench.rows import DECODE_TOKENS, select_rows
     from cakegen.bench.session import Run, run_bench
 
     run = Run(
-        select_rows(rows, registry.model.decode.max_tokens),
+        select_rows(rows, DECODE_TOKENS),
         Settings(repeats=repeats, rotation=False),
         chains=False,
         host=False,

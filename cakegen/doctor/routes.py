@@ -8,7 +8,7 @@ from cakegen.arch import Architecture, architecture_of
 from cakegen.doctor.finding import ABSENT, OK, PROBLEM, Finding
 from cakegen.errors import CakeError, LaunchError, PlanError
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan import plan_route
+from cakegen.plan import family_of, plan_route
 from cakegen.registry import Registry, load_registry
 from cakegen.runtime.device import DeviceAttributes, count_devices, read_attributes
 
@@ -70,8 +70,9 @@ def examine_routes(registry: Registry, found: DeviceAttributes, arch: Architectu
     device = DeviceFacts(arch.name, found.sm_count, pairs, found.max_dynamic_smem_bytes)
     target = registry.model.target(arch.name)
     degrees = target.tp_degrees if target is not None else ()
+    tried = _token_counts(registry.model, arch.name) if target is not None else {"decode": (), "prefill": ()}
     for stage in STAGES:
-        for phase, counts in _token_counts(registry.model.for_family(arch.family)).items():
+        for phase, counts in tried.items():
             refusals = {tp: why_refused(registry, device, stage, tp, counts) for tp in degrees}
             yield _route(found.ordinal, stage, phase, arch.name, refusals)
 
@@ -90,11 +91,12 @@ def _route(ordinal: int, stage: str, phase: str, arch: str, refusals: dict[int, 
     return Finding(f"cuda:{ordinal} {stage} {phase}", state, text, facts)
 
 
-def _token_counts(model: Model) -> dict[str, tuple[int, ...]]:
+def _token_counts(model: Model, arch: str) -> dict[str, tuple[int, ...]]:
     """A few token counts of each phase: one of each token tile, and prefill from its first row to its last."""
-    last, most = min(model.decode.max_tokens, model.decode.max_cta_tokens), model.max_tokens
+    decode, most = family_of(arch).decode(model), model.max_tokens
+    last = decode.max_cta_tokens
     prefill = sorted({count for count in (last + 1, 4 * last, 16 * last, most) if last < count <= most})
-    return {"decode": tuple(n for n in model.decode.n_pads if n <= last), "prefill": tuple(prefill)}
+    return {"decode": tuple(n for n in decode.n_pads if n <= last), "prefill": tuple(prefill)}
 
 
 def why_refused(registry: Registry, device: DeviceFacts, stage: str, tp: int, counts: Sequence[int]) -> str:

@@ -5,13 +5,17 @@ The constants are the `struct Cfg` of the templates below `templates/kernels`.
 
 from __future__ import annotations
 
-from cakegen.emit.decode_tokens import clips_tokens, token_map, token_part_constants
-from cakegen.emit.decode_warps import WarpRoles, tensor_memory_constants, warp_roles
+from cakegen.emit.decode_tokens import token_map, token_part_constants
+from cakegen.emit.decode_warps import tensor_memory_constants
 from cakegen.emit.program import Constant, ProgramSpec, SharedPart
 from cakegen.errors import EmitError
 from cakegen.model import Model
-from cakegen.plan.records import DecodeForm, NormForm
+from cakegen.plan import FAMILIES
+from cakegen.plan.family import WarpRoles
+from cakegen.plan.gemm_layout import MBARRIER_BYTES, WARP_THREADS
+from cakegen.plan.records import BLOCK_K, DecodeForm, LaunchShape, NormForm
 from cakegen.plan.smem import (
+    BARRIER_BYTES,
     DecodeSmem,
     UnitShare,
     a_chunk_bytes,
@@ -25,8 +29,6 @@ from cakegen.plan.smem import (
 )
 from cakegen.registry import LaunchRecord, TensorMapEntry
 
-WARP_THREADS = 32
-MBARRIER_BYTES = 8
 VECTOR_ELEMS = 8
 NORM_BUFFERS = ("routed", "norm_weight", "y_workspace")
 NORM_PARAMETERS = ("num_partials", "routed_pitch", "routed_partial_stride", "y_pitch")
@@ -43,14 +45,13 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     EmitError
         The row of the fused norm does not fit a warp's registers, or the barriers their bytes.
     """
-    model = model.for_family(arch_family)
-    smem = decode_smem(form, model)
-    warps = warp_roles(form, arch_family)
+    family, smem = FAMILIES[arch_family], decode_smem(form)
+    warps = family.warp_roles(form)
     barriers = _barriers(form, arch_family)
     tail = form.stage == "tail"
     constants = (
         *_thread_constants(form, warps),
-        *_tile_constants(model, form, arch_family),
+        *_tile_constants(form, arch_family),
         *(token_part_constants(form) if arch_family == "sm90" else ()),
         *(_stage_constants(form, smem) if arch_family == "sm90" or not tail else ()),
         *(
@@ -58,28 +59,21 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
             if tail
             else _front_constants(model, form, smem, arch_family)
         ),
-        *_smem_constants(model, form, smem),
+        *_smem_constants(form, smem),
         *(tensor_memory_constants(model, form, smem) if arch_family == "sm100" else ()),
-        *barrier_constants(barriers, model.decode.barrier_bytes, model.name),
+        *barrier_constants(barriers, BARRIER_BYTES, model.name),
     )
     return ProgramSpec(
         export=model.name,
         role=f"decode_{form.stage}",
         arch_family=arch_family,
-        template=template_of(model, "decode", arch_family),
+        template=family.templates["decode"],
         summary=_summary(form),
         constants=constants,
         arg_plan=_tail_arguments(form) if tail else _front_arguments(),
-        tensor_maps=_tail_maps(model, form, arch_family) if tail else _front_maps(model, form, arch_family),
+        tensor_maps=_tail_maps(form, arch_family) if tail else _front_maps(form, arch_family),
         barriers=barriers,
-        launch=LaunchRecord(
-            block=(warps.count * WARP_THREADS, 1, 1),
-            cluster=(form.cluster_ctas, 1, 1),
-            cooperative=form.needs_residency,
-            programmatic=False,
-            overlap=True,
-            dynamic_smem_bytes=smem.total_bytes,
-        ),
+        launch=launch_record(family.launch_shape(form)),
         shared=_shared_parts(form) if arch_family == "sm100" else (),
     )
 
@@ -102,38 +96,26 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
         export=model.name,
         role="tail_norm",
         arch_family=arch_family,
-        template=template_of(model, "tail_norm", arch_family),
+        template=FAMILIES[arch_family].templates["tail_norm"],
         summary=f"tail: norm of {form.rows_per_cta} rows a CTA, {'early' if form.early_trigger else 'late'} trigger",
         constants=constants,
         arg_plan=arguments((), (*NORM_BUFFERS, "wait_record"), ("num_tokens", *NORM_PARAMETERS)),
         tensor_maps=(),
         barriers=(),
-        launch=LaunchRecord(
-            block=(form.rows_per_cta * WARP_THREADS, 1, 1),
-            cluster=(1, 1, 1),
-            cooperative=False,
-            programmatic=False,
-            overlap=False,
-            dynamic_smem_bytes=0,
-        ),
+        launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
     )
 
 
-def template_of(model: Model, family: str, arch_family: str) -> str:
-    """The template of a kernel family, as `[[kernels]]` names it.
-
-    Raises
-    ------
-    EmitError
-        The export declares none.
-    """
-    template = model.template_for(family, arch_family)
-    if template is None:
-        raise EmitError(
-            f"{model.name}: a plan for {arch_family} needs kernel family {family!r}, which has no template there; "
-            f"add it to [[kernels]] in exports/{model.name}/export.toml"
-        )
-    return template
+def launch_record(shape: LaunchShape) -> LaunchRecord:
+    """The planned shape of a launch, as the registry holds it."""
+    return LaunchRecord(
+        block=(shape.threads, 1, 1),
+        cluster=(shape.cluster_ctas, 1, 1),
+        cooperative=shape.cooperative,
+        programmatic=shape.programmatic,
+        overlap=shape.overlap,
+        dynamic_smem_bytes=shape.dynamic_smem_bytes,
+    )
 
 
 def _shared_parts(form: DecodeForm) -> tuple[SharedPart, ...]:
@@ -169,18 +151,17 @@ def _thread_constants(form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...
     )
 
 
-def _tile_constants(model: Model, form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
-    rules = model.decode
-    missing = "are cleared at the start" if clips_tokens(arch_family) else "arrive as zeros"
+def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
+    missing = "are cleared at the start" if FAMILIES[arch_family].clips_tokens else "arrive as zeros"
     return (
         Constant("kBlockM", form.block_m, "weight rows of a tile (a shared tile: half gate, half up)"),
-        Constant("kBlockK", rules.block_k, "elements of a K chunk: one 128-byte swizzled row"),
+        Constant("kBlockK", BLOCK_K, "elements of a K chunk: one 128-byte swizzled row"),
         Constant("kNPad", mma_tokens(form), f"tokens of the MMA; those past num_tokens {missing}"),
         Constant("kSplitFinalize", form.split_finalize, "each CTA of a pair finishes half of the tokens"),
         Constant("kFinalTokens", final_tokens(form), "tokens that a CTA finishes"),
         Constant("kNumStages", form.num_stages, "ring stages"),
-        Constant("kChunkABytes", a_chunk_bytes(rules, form.block_m), "one K chunk of weights"),
-        Constant("kChunkBBytes", b_chunk_bytes(rules, mma_tokens(form)), "one K chunk of tokens"),
+        Constant("kChunkABytes", a_chunk_bytes(form.block_m), "one K chunk of weights"),
+        Constant("kChunkBBytes", b_chunk_bytes(mma_tokens(form)), "one K chunk of tokens"),
     )
 
 
@@ -195,11 +176,11 @@ def _stage_constants(form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]
 def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_family: str) -> tuple[Constant, ...]:
     dims = model.dims
     shares = unit_shares(form)
-    pad = a_pad_bytes(model.decode, form.stage, form.block_m)
+    pad = a_pad_bytes(form.stage, form.block_m)
     weights = smem.a_stage_bytes - pad
     return (
         Constant("kStageWeightBytes", weights, "what stage_full expects of weights")
-        if clips_tokens(arch_family)
+        if FAMILIES[arch_family].clips_tokens
         else Constant("kStageBytes", weights + smem.b_stage_bytes, "what stage_full expects"),
         Constant("kRank0Units", shares[0].k1_count, "ring units of rank 0, from K chunk 0 on"),
         Constant("kRank1Units", _rank1(shares).k1_count, "ring units of rank 1"),
@@ -241,7 +222,7 @@ def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles, arch_famil
     if form.resident_b:
         constants += (Constant("kUpCols", form.k1_cols, "columns of this rank's latent slice"),)
         if arch_family == "sm90":
-            columns = form.chunks_per_stage * model.decode.block_k
+            columns = form.chunks_per_stage * BLOCK_K
             constants += (Constant("kUnitCols", columns, "columns of a unit"),)
     norm = (
         Constant("kNormWarps", warps.norm, "warps that normalise rows"),
@@ -278,7 +259,7 @@ def _rank1(shares: tuple[UnitShare, ...]) -> UnitShare:
     return shares[1] if len(shares) == 2 else UnitShare(0, 0, 0, 0)
 
 
-def _smem_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
+def _smem_constants(form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
     constants: tuple[Constant, ...] = ()
     if form.cluster_ctas == 2:
         constants += (
@@ -326,7 +307,7 @@ def barrier_constants(barriers: tuple[tuple[str, int], ...], reserved_bytes: int
     if offset > reserved_bytes:
         raise EmitError(
             f"{where}: {offset // MBARRIER_BYTES} barriers need {offset} bytes; {reserved_bytes} are reserved. "
-            "Raise barrier_bytes or lower the number of stages."
+            "Lower the number of stages."
         )
     return tuple(constants)
 
@@ -359,25 +340,24 @@ def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _front_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
+def _front_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
     rows = {
         "gate_weight": form.block_m,
         "down_weight": form.block_m,
         "shared_gate_up_weight": form.block_m // 2,
     }
     weights = tuple(
-        TensorMapEntry(name, name, "chunks", (model.decode.block_k, count, form.chunks_per_stage))
-        for name, count in rows.items()
+        TensorMapEntry(name, name, "chunks", (BLOCK_K, count, form.chunks_per_stage)) for name, count in rows.items()
     )
-    return (*weights, token_map(model, form, arch_family, "x"))
+    return (*weights, token_map(form, arch_family, "x"))
 
 
-def _tail_maps(model: Model, form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
+def _tail_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
     up_view = "columns" if form.k1_ragged_cols else "chunks"
-    box = (model.decode.block_k, form.block_m, form.chunks_per_stage)
+    box = (BLOCK_K, form.block_m, form.chunks_per_stage)
     return (
         TensorMapEntry("shared_down_weight", "shared_down_weight", "chunks", box),
         TensorMapEntry("up_weight", "up_weight", up_view, box),
-        token_map(model, form, arch_family, "shared_act"),
-        token_map(model, form, arch_family, "y_workspace", up_view),
+        token_map(form, arch_family, "shared_act"),
+        token_map(form, arch_family, "y_workspace", up_view),
     )

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from cakegen.emit.program import Constant
-from cakegen.model import Model
-from cakegen.plan.records import DecodeForm
+from cakegen.plan import FAMILIES
+from cakegen.plan.records import BLOCK_K, DecodeForm
 from cakegen.plan.smem import larger_half, mma_tokens
 from cakegen.registry import TensorMapEntry
 
 MAX_TWO_SUMS_TOKENS = 96
 """Two sums a token, of 128 weight rows: 2 * 96 of the 255 registers that a thread may have."""
-
-
-def clips_tokens(arch_family: str) -> bool:
-    """Whether a decode program's boxes of tokens are as high as the request has tokens, not as the MMA is wide.
-
-    Hopper fills a box's rows outside of its tensor more slowly than it loads rows: on an H200 the front of TP 8 took
-    33.0 us with 96 of 128 rows there, 29.0 with all. Blackwell is not measured; its boxes stay whole.
-    """
-    return arch_family == "sm90"
 
 
 def token_part_constants(form: DecodeForm) -> tuple[Constant, ...]:
@@ -41,7 +32,7 @@ def token_part_constants(form: DecodeForm) -> tuple[Constant, ...]:
     )
 
 
-def token_map(model: Model, form: DecodeForm, arch_family: str, name: str, view: str = "chunks") -> TensorMapEntry:
+def token_map(form: DecodeForm, arch_family: str, name: str, view: str = "chunks") -> TensorMapEntry:
     """The map of an operand whose rows are tokens."""
-    box = (model.decode.block_k, mma_tokens(form), form.chunks_per_stage)
-    return TensorMapEntry(name, name, view, box, form.token_parts if clips_tokens(arch_family) else 0)
+    box = (BLOCK_K, mma_tokens(form), form.chunks_per_stage)
+    return TensorMapEntry(name, name, view, box, form.token_parts if FAMILIES[arch_family].clips_tokens else 0)

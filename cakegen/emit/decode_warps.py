@@ -1,8 +1,6 @@
-"""Which warp of a decode CTA does what, by architecture family, and Blackwell's sums in tensor memory. Pure."""
+"""Blackwell's sums of a decode CTA in tensor memory. Pure."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from cakegen.arch import family_member
 from cakegen.emit.program import Constant
@@ -15,44 +13,6 @@ MIN_TENSOR_COLUMNS = 32
 """Of an allocation in tensor memory, whose columns are a power of two (PTX ISA 9.7.16.7)."""
 # of the flag words, those of a chaos build come first
 _TENSOR_BASE_WORD_BYTES = 8
-
-
-@dataclass(frozen=True)
-class WarpRoles:
-    """The warps of a decode CTA.
-
-    Parameters
-    ----------
-    count
-        Warps of the CTA.
-    producer
-        Index of the warp that issues the copies.
-    norm
-        Warps that normalise rows where the norm is fused.
-    finishers
-        What the four warps are called that finish and store the sums.
-    comment
-        The roles in warp order.
-    """
-
-    count: int
-    producer: int
-    norm: int
-    finishers: str
-    comment: str
-
-
-def warp_roles(form: DecodeForm, arch_family: str) -> WarpRoles:
-    """The roles of a form's warps.
-
-    Hopper keeps the sums in the registers of the four warps that multiply, so three more normalise: with 8 warps a
-    thread may have 255 registers, with 9 only 168, and a row of the norm does not fit. On Blackwell one thread issues
-    every product, and four epilogue warps normalise until the sums are complete.
-    """
-    if arch_family == "sm100":
-        return WarpRoles(6, 4, 4, "epilogue warps", "four epilogue warps, the producer warp, the MMA warp")
-    norm = 3 if form.fused_norm else 0
-    return WarpRoles(4 + norm + 1, 4 + norm, 3, "MMA warps", "MMA warps, norm warps if fused, a producer warp")
 
 
 def tensor_memory_constants(model: Model, form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:

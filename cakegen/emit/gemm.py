@@ -8,12 +8,10 @@ from __future__ import annotations
 from cakegen.emit.decode import NORM_BUFFERS, arguments
 from cakegen.emit.program import Constant
 from cakegen.model import Model
-from cakegen.plan.records import GemmForm
+from cakegen.plan.records import BLOCK_K, GemmForm
 from cakegen.plan.workspace import PAIR_CTAS
-from cakegen.registry import LaunchRecord, TensorMapEntry
+from cakegen.registry import TensorMapEntry
 
-ARRIVAL_BYTES = 16
-"""The word by which a group of warps learns how many segments of a tile have arrived."""
 _SPLIT_PARAMETERS = ("m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg", "sk_total")
 
 
@@ -22,18 +20,6 @@ def gemm_summary(form: GemmForm, remark: str) -> str:
     ragged = ", last up block partly out of bounds" if form.k1_ragged_cols else ""
     tile = f"{PAIR_CTAS * form.block_m} x {form.block_n}"
     return f"{form.stage} prefill GEMM: pair tiles of {tile}, {form.num_stages} stages{remark}{ragged}"
-
-
-def gemm_launch(form: GemmForm, threads: int, smem_bytes: int) -> LaunchRecord:
-    """How a GEMM is launched. CTAs of a fused norm wait for each other; else a tail overlaps its norm's launch."""
-    return LaunchRecord(
-        block=(threads, 1, 1),
-        cluster=(PAIR_CTAS, 1, 1),
-        cooperative=form.fused_norm,
-        programmatic=form.stage == "tail" and not form.fused_norm,
-        overlap=form.fused_norm,
-        dynamic_smem_bytes=smem_bytes,
-    )
 
 
 def front_gemm_arguments() -> tuple[tuple[str, str], ...]:
@@ -66,12 +52,12 @@ def tail_gemm_arguments(
     )
 
 
-def gemm_maps(block_k: int, form: GemmForm) -> tuple[TensorMapEntry, ...]:
+def gemm_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:
     """Boxes of one K block: a CTA's token rows, and half of a tile's weight rows."""
     half = form.block_n // PAIR_CTAS
     if form.stage == "front":
         rows = {"gate_weight": half, "down_weight": half, "shared_gate_up_weight": half, "x": form.block_m}
-        return tuple(TensorMapEntry(name, name, "chunks", (block_k, count, 1)) for name, count in rows.items())
+        return tuple(TensorMapEntry(name, name, "chunks", (BLOCK_K, count, 1)) for name, count in rows.items())
     up_view = "columns" if form.k1_ragged_cols else "chunks"
     maps = (
         ("shared_down_weight", "chunks", half),
@@ -79,7 +65,7 @@ def gemm_maps(block_k: int, form: GemmForm) -> tuple[TensorMapEntry, ...]:
         ("shared_act", "chunks", form.block_m),
         ("y_workspace", up_view, form.block_m),
     )
-    return tuple(TensorMapEntry(name, name, view, (block_k, rows, 1)) for name, view, rows in maps)
+    return tuple(TensorMapEntry(name, name, view, (BLOCK_K, rows, 1)) for name, view, rows in maps)
 
 
 def output_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:

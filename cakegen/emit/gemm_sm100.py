@@ -5,22 +5,11 @@ Every count of bytes and arrivals that a kernel uses stands here, once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cakegen.arch import family_member
-from cakegen.emit.decode import (
-    MBARRIER_BYTES,
-    NORM_PARAMETERS,
-    WARP_THREADS,
-    barrier_constants,
-    norm_constants,
-    template_of,
-)
+from cakegen.emit.decode import NORM_PARAMETERS, barrier_constants, launch_record, norm_constants
 from cakegen.emit.decode_warps import MIN_TENSOR_COLUMNS
 from cakegen.emit.gemm import (
-    ARRIVAL_BYTES,
     front_gemm_arguments,
-    gemm_launch,
     gemm_maps,
     gemm_summary,
     output_constants,
@@ -29,57 +18,28 @@ from cakegen.emit.gemm import (
 from cakegen.emit.program import Constant, ProgramSpec, SharedPart
 from cakegen.errors import EmitError
 from cakegen.model import Model
-from cakegen.plan.records import GemmForm
-from cakegen.plan.smem import BF16_BYTES, SWIZZLE_PERIOD_BYTES
+from cakegen.plan import FAMILIES
+from cakegen.plan.gemm_layout import (
+    ANSWER_BYTES,
+    BLACKWELL_THREADS,
+    EPILOGUE_WARPS,
+    FIRST_EPILOGUE_WARP,
+    TURNS,
+    WARP_THREADS,
+    BlackwellGemmSmem,
+    blackwell_gemm_smem,
+)
+from cakegen.plan.records import BLOCK_K, GemmForm
+from cakegen.plan.smem import BF16_BYTES
 from cakegen.plan.workspace import EPILOGUE_GROUPS, PAIR_CTAS, norm_words
 from cakegen.registry import TensorMapEntry
-from cakegen.rules import PrefillRules
 
-FIRST_EPILOGUE_WARP = 2
-"""Warp 0 loads, warp 1 multiplies."""
-GROUP_WARPS = 4
-EPILOGUE_WARPS = EPILOGUE_GROUPS * GROUP_WARPS
-NUM_THREADS = (FIRST_EPILOGUE_WARP + EPILOGUE_WARPS) * WARP_THREADS
-TURNS = 2
-"""Accumulators in tensor memory, and answers of the launch control."""
 SUMS_READERS = PAIR_CTAS * EPILOGUE_WARPS
 ITEM_READERS = PAIR_CTAS * (1 + EPILOGUE_WARPS) + 1
 """A loader and the epilogue warps of each CTA, and the thread that multiplies for both."""
-ANSWER_BYTES = 16
-PRODUCT_ROWS = 128
-"""Token rows of a CTA: a pair's product has M = 256 (PTX ISA 9.7.16.2.1)."""
 SLAB_COLS = 64
 """Columns of a staged slab, one swizzled row: an epilogue group's in a half of the tile. Its rows are a warp's 32."""
 SLAB_BYTES = WARP_THREADS * SLAB_COLS * BF16_BYTES
-
-
-@dataclass(frozen=True)
-class GemmSmem:
-    """Byte offsets in dynamic shared memory: barriers and words, the flags (the chaos seed), then the ring."""
-
-    tensor_base_offset: int
-    answers_offset: int
-    arrivals_offset: int
-    stages_offset: int
-    a_bytes: int
-    b_bytes: int
-    total_bytes: int
-
-    @property
-    def stage_bytes(self) -> int:
-        """One CTA's copies of a K block."""
-        return self.a_bytes + self.b_bytes
-
-
-def gemm_smem_sm100(rules: PrefillRules, form: GemmForm) -> GemmSmem:
-    """The layout of one form: a CTA holds its token rows and half of the tile's weight rows."""
-    a_bytes = form.block_m * rules.block_k * BF16_BYTES
-    b_bytes = form.block_n // PAIR_CTAS * rules.block_k * BF16_BYTES
-    arrivals = SWIZZLE_PERIOD_BYTES - EPILOGUE_GROUPS * ARRIVAL_BYTES
-    answers = arrivals - TURNS * ANSWER_BYTES
-    stages = 2 * SWIZZLE_PERIOD_BYTES
-    total = stages + form.num_stages * (a_bytes + b_bytes)
-    return GemmSmem(answers - MBARRIER_BYTES, answers, arrivals, stages, a_bytes, b_bytes, total)
 
 
 def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> ProgramSpec:
@@ -88,11 +48,9 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
     Raises
     ------
     EmitError
-        No template, more shared or tensor memory than there is, another height than the products have, or barriers
-        over their bytes.
+        More shared or tensor memory than there is, or barriers over their bytes.
     """
-    rules = model.prefill
-    smem = gemm_smem_sm100(rules, form)
+    rules, smem = FAMILIES[arch_family].rules(model).prefill, blackwell_gemm_smem(form)
     _refuse_unfit(model, form, smem)
     barriers = (
         *(("stage_full", form.num_stages), ("stage_empty", form.num_stages)),
@@ -101,7 +59,7 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
     )
     constants = (
         *_warp_constants(form),
-        *_tile_constants(rules, form, smem),
+        *_tile_constants(rules.raster_m_tiles, form, smem),
         *output_constants(model, form),
         *(_tail_constants(model, form) if form.stage == "tail" else ()),
         *_smem_constants(smem),
@@ -111,13 +69,13 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         export=model.name,
         role=f"{form.stage}_gemm",
         arch_family=arch_family,
-        template=template_of(model, f"{form.stage}_gemm", arch_family),
+        template=FAMILIES[arch_family].templates[f"{form.stage}_gemm"],
         summary=gemm_summary(form, ", weights evict-first" if form.evict_first else ""),
         constants=constants,
         arg_plan=_arguments(form),
-        tensor_maps=(*gemm_maps(rules.block_k, form), *_out_maps(form)),
+        tensor_maps=(*gemm_maps(form), *_out_maps(form)),
         barriers=barriers,
-        launch=gemm_launch(form, NUM_THREADS, smem.total_bytes),
+        launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
         shared=(
             SharedPart("device", "device_sm100_gemm", "device/sm100_gemm.cuh"),
             SharedPart("gemm", "gemm_sm100", "kernels/sm100/gemm.cuh"),
@@ -128,7 +86,7 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
 
 def _warp_constants(form: GemmForm) -> tuple[Constant, ...]:
     return (
-        Constant("kNumThreads", NUM_THREADS, "the loading warp, the multiplying warp, 8 epilogue warps"),
+        Constant("kNumThreads", BLACKWELL_THREADS, "the loading warp, the multiplying warp, 8 epilogue warps"),
         Constant("kMmaWarp", FIRST_EPILOGUE_WARP - 1, "index of the multiplying warp; CTA 0's works for both"),
         Constant("kFirstEpilogueWarp", FIRST_EPILOGUE_WARP, "index of the first epilogue warp"),
         Constant("kGroupBarrier", 1, "named barrier of epilogue warps 0 to 3; the next is that of 4 to 7"),
@@ -165,21 +123,21 @@ def _out_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:
     return (TensorMapEntry("out", "out", "chunks", box),) if form.staged_store else ()
 
 
-def _tile_constants(rules: PrefillRules, form: GemmForm, smem: GemmSmem) -> tuple[Constant, ...]:
+def _tile_constants(raster_m_tiles: int, form: GemmForm, smem: BlackwellGemmSmem) -> tuple[Constant, ...]:
     return (
         Constant("kBlockM", form.block_m, "token rows of a CTA"),
         Constant("kBlockN", form.block_n, "weight rows of a pair's tile, of which a CTA loads half"),
-        Constant("kBlockK", rules.block_k, "elements of a K block: one 128-byte swizzled row"),
+        Constant("kBlockK", BLOCK_K, "elements of a K block: one 128-byte swizzled row"),
         Constant("kNumStages", form.num_stages, "ring stages"),
         Constant("kStageABytes", smem.a_bytes, "token rows of a stage"),
         Constant("kStageBytes", smem.stage_bytes, "token rows and half of the weight rows: one CTA's copies"),
         Constant("kEvictFirst", form.evict_first, "weights are the first to leave L2"),
-        Constant("kRasterPairRows", rules.raster_m_tiles // PAIR_CTAS, "pair rows of a raster group"),
+        Constant("kRasterPairRows", raster_m_tiles // PAIR_CTAS, "pair rows of a raster group"),
         Constant("kTensorColumns", _tensor_columns(form), "columns of tensor memory: two tiles' sums"),
     )
 
 
-def _smem_constants(smem: GemmSmem) -> tuple[Constant, ...]:
+def _smem_constants(smem: BlackwellGemmSmem) -> tuple[Constant, ...]:
     return (
         Constant("kAnswerBytes", ANSWER_BYTES, "an answer of the launch control"),
         Constant("kTensorBaseOffset", smem.tensor_base_offset, "byte offset of the address of tensor memory"),
@@ -194,36 +152,31 @@ def _tensor_columns(form: GemmForm) -> int:
     return max(MIN_TENSOR_COLUMNS, 1 << (TURNS * form.block_n - 1).bit_length())
 
 
-def _refuse_unfit(model: Model, form: GemmForm, smem: GemmSmem) -> None:
+def _refuse_unfit(model: Model, form: GemmForm, smem: BlackwellGemmSmem) -> None:
     arch = family_member("sm100")
     where = f"{model.name}: {form.stage} GEMM"
-    if form.block_m != PRODUCT_ROWS:
-        raise EmitError(
-            f"{where}: {form.block_m} token rows a CTA; a pair's product has M = {PAIR_CTAS} * {PRODUCT_ROWS}. Set "
-            f"prefill.block_m to {PRODUCT_ROWS}."
-        )
     if form.staged_store and form.block_n != PAIR_CTAS * EPILOGUE_GROUPS * SLAB_COLS:
         raise EmitError(
             f"{where}: a staged store of tiles of {form.block_n} columns; a group of epilogue warps stages {SLAB_COLS} "
             f"of each half, so a tile has 2 halves * {EPILOGUE_GROUPS} groups * {SLAB_COLS} = "
-            f"{PAIR_CTAS * EPILOGUE_GROUPS * SLAB_COLS}. Set prefill.block_n to that."
+            f"{PAIR_CTAS * EPILOGUE_GROUPS * SLAB_COLS}. Set blackwell.prefill.block_n to that."
         )
     slabs, ring = PAIR_CTAS * EPILOGUE_WARPS * SLAB_BYTES, form.num_stages * smem.stage_bytes
     if form.staged_store and slabs > ring:
         raise EmitError(
             f"{where}: a staged store takes 2 slabs * {EPILOGUE_WARPS} warps * {SLAB_BYTES} = {slabs} bytes of the "
             f"drained ring, which has {form.num_stages} * {smem.stage_bytes} = {ring}. Raise the stages of tiles of "
-            f"{form.block_n} columns in prefill."
+            f"{form.block_n} columns in blackwell.prefill."
         )
     columns = _tensor_columns(form)
     if columns > arch.tensor_memory_cols:
         raise EmitError(
             f"{where}: {TURNS} tiles' sums of {form.block_n} columns take {columns} columns of tensor memory; an SM has"
-            f" {arch.tensor_memory_cols}. Use narrower tiles in prefill."
+            f" {arch.tensor_memory_cols}. Use narrower tiles in blackwell.prefill."
         )
     if smem.total_bytes > arch.max_dynamic_smem_bytes:
         raise EmitError(
             f"{where}: {smem.stages_offset} bytes of barriers and flags + {form.num_stages} stages * "
             f"{smem.stage_bytes} = {smem.total_bytes} bytes of shared memory; a CTA has "
-            f"{arch.max_dynamic_smem_bytes}. Lower the stages of tiles of {form.block_n} columns in prefill."
+            f"{arch.max_dynamic_smem_bytes}. Lower the stages of tiles of {form.block_n} columns in blackwell.prefill."
         )

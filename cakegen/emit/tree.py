@@ -31,7 +31,9 @@ BINDING_TEMPLATE = "host/binding.cu"
 README_FILE = "README.md"
 
 
-def render_tree(model: Model, export: str, templates: Path | None = None) -> dict[str, str]:
+def render_tree(
+    model: Model, export: str, templates: Path | None = None, keys: Sequence[ReachedKey] | None = None
+) -> dict[str, str]:
     """All files of an export, by their path below `generated/<export>/`.
 
     Parameters
@@ -42,6 +44,8 @@ def render_tree(model: Model, export: str, templates: Path | None = None) -> dic
         The model's name; it prefixes every file.
     templates
         Folder of the templates; the package's own by default.
+    keys
+        What the model reaches, where the caller knows; by default a walk over all plans finds out.
 
     Raises
     ------
@@ -53,7 +57,7 @@ def render_tree(model: Model, export: str, templates: Path | None = None) -> dic
     if export != model.name:
         raise EmitError(f"export {export!r} holds the model {model.name!r}; the two names must be the same")
     environment = template_environment(templates or paths.templates_root())
-    served = _keys_by_program(reached_keys(model))
+    served = _keys_by_program(reached_keys(model) if keys is None else keys)
     texts = render_preambles(environment, export, [keys[0].program for keys in served.values()])
     programs = []
     for name, keys in served.items():

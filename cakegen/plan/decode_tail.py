@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cakegen.model import DeviceFacts, Model
+from cakegen.model import DeviceFacts
 from cakegen.plan.decode import (
     Ring,
     alias_rule,
@@ -21,14 +21,14 @@ from cakegen.plan.decode import (
     plan_ring,
     refuse_misfit,
     resident_bytes,
-    spell_symbol,
+    sharing_of,
     split_rule,
-    split_tokens,
     staged_bytes,
     token_parts_rule,
 )
-from cakegen.plan.records import DecodeForm, Rule
+from cakegen.plan.records import BLOCK_K, DecodeForm, NormPlace, Rule, Sharing
 from cakegen.plan.shape import DecodeShape
+from cakegen.rules import DecodeRules
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,33 @@ class TailPlan:
 
 
 @dataclass(frozen=True)
-class _Operands:
-    """What the fused norm keeps in shared memory, and the ring beside it."""
+class _Setting:
+    """What every choice of one tail depends on beside how its tiles are shared."""
 
-    resident_b: bool
-    staged_rows: bool
+    shape: DecodeShape
+    rules: DecodeRules
+    device: DeviceFacts
+    parts: Rule
+    min_stages: int
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Where the fused norm's rows are, and the ring beside them."""
+
+    norm: NormPlace
     ring: Ring
     depth: Rule
     rules: tuple[Rule, ...]
 
 
-def plan_decode_tail(shape: DecodeShape, model: Model, device: DeviceFacts) -> TailPlan:
+def plan_decode_tail(shape: DecodeShape, rules: DecodeRules, device: DeviceFacts, min_stages: int) -> TailPlan:
     """The tail's launch or launches, by the first rung that the device can hold.
+
+    Parameters
+    ----------
+    min_stages
+        Fewest stages that a ring of the device's family can have.
 
     Raises
     ------
@@ -64,212 +79,221 @@ def plan_decode_tail(shape: DecodeShape, model: Model, device: DeviceFacts) -> T
         The launch does not fit the device's shared memory.
     """
     pair = pair_rule(shape, device)
+    parts = token_parts_rule(shape, pair, rules, device)
+    setting = _Setting(shape, rules, device, parts, min_stages)
+    sharing, partition = sharing_of(shape, pair, parts)
     # 1. The preferred partition, norm fused. 2. Where its grid can't be resident but must: one CTA a tile.
-    parts = token_parts_rule(shape, pair, model, device)
-    rungs = [pair]
-    if parts.value == 2:
-        shape, alone = split_tokens(shape)
-        rungs = [alone]
-    elif pair.value == 2:
+    rungs = [(sharing, partition)]
+    if sharing is Sharing.PAIR:
         short = f"{shape.tiles} pairs can't be resident ({device.resident_pairs} can): one CTA a tile"
-        rungs.append(Rule("cluster_ctas", 1, short))
-    for partition in rungs:
-        plan = _fused(shape, partition, parts, model, device)
+        rungs.append((Sharing.ALONE, Rule("cluster_ctas", 1, short)))
+    for rung in rungs:
+        plan = _fused(setting, *rung)
         if not plan.form.needs_residency or is_resident(plan.form, device):
             return plan
     # 3. A norm launch, then a form without the counter.
-    return _unfused(shape, pair, parts, model, device)
+    return _unfused(setting, sharing, pair)
 
 
 def is_resident(form: DecodeForm, device: DeviceFacts) -> bool:
     """Whether the whole grid of a form runs at once."""
-    if form.cluster_ctas == 2:
+    if form.sharing is Sharing.PAIR:
         return form.tiles <= device.resident_pairs
     return form.grid_ctas <= device.sm_count
 
 
-def _fused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, device: DeviceFacts) -> TailPlan:
-    cluster = 2 if partition.value == 2 else 1
-    operands = _operands(shape, cluster, model, device)
-    stages, ring_rule = _tail_stages(shape, operands.ring, _min_stages(operands, model), model)
-    gate, gate_rule = _issue_gate(shape, cluster, operands, stages, model)
-    wide = operands.staged_rows and shape.n_pad >= model.decode.staged_wide_n_pad
+def _fused(setting: _Setting, sharing: Sharing, partition: Rule) -> TailPlan:
+    shape, rules, device = setting.shape, setting.rules, setting.device
+    operands = _operands(setting, sharing)
+    stages, ring_rule = _tail_stages(shape, operands.ring, operands.norm, rules)
+    gate, gate_rule = _issue_gate(shape, sharing, operands, stages, rules)
+    pause, pause_rules = _stagger(shape, sharing, operands.norm, rules)
     form = replace(
-        base_form(shape, cluster, model),
+        base_form(shape, sharing, rules),
         num_stages=stages,
         chunks_per_stage=operands.ring.chunks_per_stage,
-        fused_norm=True,
-        resident_b=operands.resident_b,
-        staged_rows=operands.staged_rows,
+        norm=operands.norm,
         issue_gate=gate,
-        no_prefetch=wide,
-        stagger_units=model.decode.stagger_units if wide else 0,
-        wide_wait=wide and cluster == 2,
-        needs_residency=not operands.resident_b,
+        stagger_units=pause,
     )
-    refuse_misfit(form, operands.ring, model, device)
-    form = replace(form, symbol=spell_symbol(form, model))
-    rules = (
-        *_first_rules(shape, partition, parts, operands.depth, form, model),
-        Rule("fused_norm", True, _residency_reason(form, device)),
-        *operands.rules,
-        gate_rule,
-        ring_rule,
-        *_wide_rules(shape, form, model),
-        Rule("needs_residency", form.needs_residency, _residency_reason(form, device)),
+    refuse_misfit(form, operands.ring, device, setting.min_stages)
+    return TailPlan(
+        form,
+        (
+            *_first_rules(setting, partition, operands.depth, form),
+            Rule("fused_norm", True, _residency_reason(form, device)),
+            *operands.rules,
+            gate_rule,
+            ring_rule,
+            *pause_rules,
+            Rule("needs_residency", form.needs_residency, _residency_reason(form, device)),
+            overlap_rule(form, rules, device),
+        ),
     )
-    return TailPlan(form, (*rules, overlap_rule(form, model, device)))
 
 
-def _unfused(shape: DecodeShape, partition: Rule, parts: Rule, model: Model, device: DeviceFacts) -> TailPlan:
-    cluster = 2 if partition.value == 2 else 1
-    ring, depth = _ring(shape, cluster, 0, model, device)
-    stages, ring_rule = _tail_stages(shape, ring, model.decode.small_min_stages_plain, model)
-    form = replace(base_form(shape, cluster, model), num_stages=stages, chunks_per_stage=ring.chunks_per_stage)
-    refuse_misfit(form, ring, model, device)
-    form = replace(form, symbol=spell_symbol(form, model))
+def _unfused(setting: _Setting, sharing: Sharing, partition: Rule) -> TailPlan:
+    shape, rules, device = setting.shape, setting.rules, setting.device
+    ring, depth = _ring(setting, sharing, 0)
+    stages, ring_rule = _tail_stages(shape, ring, NormPlace.APART, rules)
+    form = replace(base_form(shape, sharing, rules), num_stages=stages, chunks_per_stage=ring.chunks_per_stage)
+    refuse_misfit(form, ring, device, setting.min_stages)
     reason = (
         f"{shape.tiles} tiles exceed {device.sm_count} SMs ({device.resident_pairs} pairs): a grid that waits for its"
         " own counter could not be resident, so the norm is a launch of its own"
     )
-    rules = (
-        *_first_rules(shape, partition, parts, depth, form, model),
-        Rule("fused_norm", False, reason),
-        ring_rule,
-        Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
+    return TailPlan(
+        form,
+        (
+            *_first_rules(setting, partition, depth, form),
+            Rule("fused_norm", False, reason),
+            ring_rule,
+            Rule("needs_residency", False, "no CTA waits for another outside its cluster"),
+            overlap_rule(form, rules, device),
+        ),
     )
-    return TailPlan(form, (*rules, overlap_rule(form, model, device)))
 
 
-def _ring(shape: DecodeShape, cluster: int, extra_bytes: int, model: Model, device: DeviceFacts) -> tuple[Ring, Rule]:
+def _ring(setting: _Setting, sharing: Sharing, extra_bytes: int) -> tuple[Ring, Rule]:
     """The ring beside `extra_bytes`, and the chunks of a stage: two where K divides into such stages and enough fit.
 
     The bytes that a weight's row has in two chunks lie side by side in memory.
     """
-    field, needed = "chunks_per_stage", model.decode.tail_depth2_min_stages
-    single = plan_ring(shape, cluster, 1, extra_bytes, model, device)
-    ctas = cluster * shape.token_parts
-    if not needed or ctas != 2:
-        return single, Rule(field, 1, f"{ctas} CTA(s) a tile (needs 2), at least {needed} stages (0: never)")
-    if is_short(shape, cluster, model):
+    shape, rules, device = setting.shape, setting.rules, setting.device
+    field, needed = "chunks_per_stage", rules.tail.depth2_min_stages
+    single = plan_ring(shape, sharing, 1, extra_bytes, rules, device)
+    if needed is None:
+        return single, Rule(field, 1, "a stage of a tail is one chunk")
+    if sharing is Sharing.ALONE:
+        return single, Rule(field, 1, f"1 CTA a tile (needs 2), at least {needed} stages")
+    if is_short(shape, sharing, rules):
         return single, Rule(field, 1, "the ring of a short K is short, and so are its stages")
     # Those that split the tokens add up K as a pair does, half by half: a token gets the same bits from either.
-    if shape.k1_ragged_cols or any(chunks % 4 for chunks in shape.segments):
+    if shape.k1_cols % BLOCK_K or any(chunks % 4 for chunks in shape.segments):
         reason = f"half of {shape.k1_chunks} or of {shape.k2_chunks} chunks is no whole number of stages of two"
         return single, Rule(field, 1, reason)
-    double = plan_ring(shape, cluster, 2, extra_bytes, model, device)
+    double = plan_ring(shape, sharing, 2, extra_bytes, rules, device)
     keeps = f"a ring of two-chunk stages keeps {double.num_stages}, at least {needed}"
     if double.num_stages < needed:
         return single, Rule(field, 1, f"{keeps} are needed")
     return double, Rule(field, 2, keeps)
 
 
-def _first_rules(
-    shape: DecodeShape, partition: Rule, parts: Rule, depth: Rule, form: DecodeForm, model: Model
-) -> tuple[Rule, ...]:
+def _first_rules(setting: _Setting, partition: Rule, depth: Rule, form: DecodeForm) -> tuple[Rule, ...]:
     return (
-        n_pad_rule(shape, model),
-        parts,
+        n_pad_rule(setting.shape, setting.rules),
+        setting.parts,
         partition,
         Rule("block_m", form.block_m, f"{form.tiles} tiles of {form.block_m} rows"),
         grid_rule(form),
         depth,
-        alias_rule(form, model),
-        split_rule(form, model),
+        alias_rule(form, setting.rules),
+        split_rule(form, setting.rules),
     )
 
 
 def _residency_reason(form: DecodeForm, device: DeviceFacts) -> str:
     if not form.needs_residency:
         return "each CTA normalises the rows it multiplies: none waits for another"
-    if form.cluster_ctas == 2:
+    if form.sharing is Sharing.PAIR:
         return f"CTAs wait for the norm's counter; {form.tiles} pairs <= {device.resident_pairs} resident pairs"
     return f"CTAs wait for the norm's counter; {form.grid_ctas} CTAs <= {device.sm_count} SMs"
 
 
-def _resident_limit(down: int, staged: bool, model: Model) -> tuple[int, str]:
+def _resident_limit(down: int, can_stage: bool, rules: DecodeRules) -> tuple[int, str]:
     """The largest T whose normalised rows stay in shared memory, and the rung that gave it."""
-    rules = model.decode
-    if staged:
-        return rules.resident_tokens_staged, "rows can be staged"
-    if down > rules.staged_max_down_units:
-        return rules.resident_tokens_long, f"{down} down units > {rules.staged_max_down_units} hide the norm"
-    return rules.resident_tokens_short, f"{down} down units <= {rules.staged_max_down_units}, rows not staged"
+    tail = rules.tail
+    if can_stage and tail.staged is not None:
+        return tail.staged.max_tokens, "rows can be staged"
+    if down > tail.short_down_units:
+        return tail.resident_tokens_long, f"{down} down units > {tail.short_down_units} hide the norm"
+    return tail.resident_tokens_short, f"{down} down units <= {tail.short_down_units}, rows not staged"
 
 
-def _operands(shape: DecodeShape, cluster: int, model: Model, device: DeviceFacts) -> _Operands:
-    rules, down = model.decode, down_units(shape, cluster)
-    resident_size, staged_size = resident_bytes(shape, cluster, model), staged_bytes(shape, model)
-    possible = shape.partials == 1 and down <= rules.staged_max_down_units
-    limit, why = _resident_limit(down, possible, model)
-    if shape.token_parts > 1:
+def _operands(setting: _Setting, sharing: Sharing) -> _Operands:
+    """Where the rows are normalised: staged where they can be, else kept where few, else through memory."""
+    shape, rules, device = setting.shape, setting.rules, setting.device
+    tail, down = rules.tail, down_units(shape, sharing)
+    resident_size, staged_size = resident_bytes(shape, sharing), staged_bytes(shape)
+    can_stage = tail.staged is not None and shape.partials == 1 and down <= tail.short_down_units
+    limit, why = _resident_limit(down, can_stage, rules)
+    if sharing is Sharing.TOKENS:
         limit, why = 0, "CTAs that split the tokens keep none"
     resident = shape.tokens <= limit
-    staged = possible and resident
-    staged_why = f"P = {shape.partials} (needs 1), {down} down units (at most {rules.staged_max_down_units})"
-    if staged:
-        ring = plan_ring(shape, cluster, 1, resident_size + staged_size, model, device)
-        if ring.num_stages < rules.staged_min_stages:
-            staged_why += f"; but the ring would keep {ring.num_stages} stages, under {rules.staged_min_stages}"
+    staged = can_stage and resident
+    staged_why = f"P = {shape.partials} (needs 1), {down} down units (at most {tail.short_down_units})"
+    if tail.staged is None:
+        staged_why = "no tail stages rows"
+    elif staged:
+        ring = plan_ring(shape, sharing, 1, resident_size + staged_size, rules, device)
+        if ring.num_stages < tail.staged.min_stages:
+            staged_why += f"; but the ring would keep {ring.num_stages} stages, under {tail.staged.min_stages}"
             staged = False
-            limit, why = _resident_limit(down, False, model)
+            limit, why = _resident_limit(down, False, rules)
             resident = shape.tokens <= limit
-    elif possible:
+    elif can_stage:
         staged_why += f"; T = {shape.tokens} > {limit} leaves no resident operand to stage for"
     resident_why = f"T = {shape.tokens}, at most {limit}: {why}"
     if resident and not staged:
-        ring = plan_ring(shape, cluster, 1, resident_size, model, device)
-        if ring.num_stages < rules.resident_min_stages:
-            resident_why += f"; but the ring would keep {ring.num_stages} stages, under {rules.resident_min_stages}"
+        ring = plan_ring(shape, sharing, 1, resident_size, rules, device)
+        if ring.num_stages < tail.resident_min_stages:
+            resident_why += f"; but the ring would keep {ring.num_stages} stages, under {tail.resident_min_stages}"
             resident = False
-    ring, depth = _ring(shape, cluster, resident_size * resident + staged_size * staged, model, device)
+    ring, depth = _ring(setting, sharing, resident_size * resident + staged_size * staged)
+    kept = NormPlace.RESIDENT if resident else NormPlace.MEMORY
+    place = NormPlace.STAGED if staged else kept
     return _Operands(
-        resident,
-        staged,
-        ring,
-        depth,
-        (Rule("staged_rows", staged, staged_why), Rule("resident_b", resident, resident_why)),
+        place, ring, depth, (Rule("staged_rows", staged, staged_why), Rule("resident_b", resident, resident_why))
     )
 
 
-def _min_stages(operands: _Operands, model: Model) -> int:
-    rules = model.decode
-    if operands.staged_rows:
-        return rules.staged_min_stages
-    return rules.resident_min_stages if operands.resident_b else rules.small_min_stages_plain
-
-
-def _tail_stages(shape: DecodeShape, ring: Ring, floor: int, model: Model) -> tuple[int, Rule]:
-    """The ring's depth; few tokens take one stage fewer, but not below `floor`."""
-    small = model.decode.small_n_pad
-    if shape.n_pad > small:
+def _tail_stages(shape: DecodeShape, ring: Ring, norm: NormPlace, rules: DecodeRules) -> tuple[int, Rule]:
+    """The ring's depth; few tokens take one stage fewer, but not below what their rows need beside them."""
+    small, tail = rules.tail.small, rules.tail
+    if small is None or shape.n_pad > small.max_n_pad:
         return ring.num_stages, Rule("num_stages", ring.num_stages, ring.arithmetic)
+    floor = small.min_stages
+    if norm is NormPlace.RESIDENT:
+        floor = tail.resident_min_stages
+    elif norm is NormPlace.STAGED and tail.staged is not None:
+        floor = tail.staged.min_stages
     stages = min(ring.num_stages, max(ring.num_stages - 1, floor))
-    reason = f"{ring.arithmetic}; n_pad {shape.n_pad} <= {small}: one fewer, not below {floor}"
+    reason = f"{ring.arithmetic}; n_pad {shape.n_pad} <= {small.max_n_pad}: one fewer, not below {floor}"
     return stages, Rule("num_stages", stages, reason)
 
 
-def _issue_gate(shape: DecodeShape, cluster: int, operands: _Operands, stages: int, model: Model) -> tuple[int, Rule]:
+def _issue_gate(
+    shape: DecodeShape, sharing: Sharing, operands: _Operands, stages: int, rules: DecodeRules
+) -> tuple[int, Rule]:
     """Weight stages issued before the rows are loaded; all of them down units of every rank.
 
     None where a stage has two chunks: K is long then, and a gate gained nothing (H200, 2026-11-30).
     """
-    rules, down, chunks = model.decode, down_units(shape, cluster), operands.ring.chunks_per_stage
-    if operands.staged_rows or down > rules.staged_max_down_units or chunks == 2:
+    down, chunks, few = down_units(shape, sharing), operands.ring.chunks_per_stage, rules.tail.short_down_units
+    staged = operands.norm is NormPlace.STAGED
+    if staged or down > few or chunks == 2:
         reason = (
-            f"rows staged: {operands.staged_rows}; {down} down units (a gate needs at most"
-            f" {rules.staged_max_down_units}), {chunks} chunk(s) a stage (needs 1)"
+            f"rows staged: {staged}; {down} down units (a gate needs at most {few}), {chunks} chunk(s) a stage"
+            " (needs 1)"
         )
         return 0, Rule("issue_gate", 0, reason)
-    gate = min(rules.issue_ahead, shape.k2_chunks // cluster, stages)
-    reason = f"{down} down units <= {rules.staged_max_down_units} are short: {gate} weight stages go before the rows"
+    cluster = 2 if sharing is Sharing.PAIR else 1
+    gate = min(rules.tail.weights_ahead, shape.k2_chunks // cluster, stages)
+    reason = f"{down} down units <= {few} are short: {gate} weight stages go before the rows"
     return gate, Rule("issue_gate", gate, reason)
 
 
-def _wide_rules(shape: DecodeShape, form: DecodeForm, model: Model) -> tuple[Rule, ...]:
-    wide = f"rows staged: {form.staged_rows}; n_pad {shape.n_pad} (wide from {model.decode.staged_wide_n_pad})"
-    return (
-        Rule("no_prefetch", form.no_prefetch, wide),
-        Rule("stagger_units", form.stagger_units, wide),
-        Rule("wide_wait", form.wide_wait, f"{wide}; cluster {form.cluster_ctas} (needs 2)"),
+def _stagger(shape: DecodeShape, sharing: Sharing, norm: NormPlace, rules: DecodeRules) -> tuple[int, tuple[Rule, ...]]:
+    """The unit before which the first fill pauses beside staged rows (0: never), and what follows from it."""
+    staggered = rules.tail.staged.staggered if rules.tail.staged is not None else None
+    pause = 0
+    if staggered is not None and norm is NormPlace.STAGED and shape.n_pad >= staggered.from_n_pad:
+        pause = staggered.pause_unit
+    least = "never" if staggered is None else f"from {staggered.from_n_pad}"
+    wide = f"rows staged: {norm is NormPlace.STAGED}; n_pad {shape.n_pad} (wide {least})"
+    cluster = 2 if sharing is Sharing.PAIR else 1
+    return pause, (
+        Rule("no_prefetch", pause > 0, wide),
+        Rule("stagger_units", pause, wide),
+        Rule("wide_wait", pause > 0 and cluster == 2, f"{wide}; cluster {cluster} (needs 2)"),
     )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan.records import Launch, Rule
+from cakegen.plan.records import GEMM_BLOCK_M, Launch, Rule
 from cakegen.plan.stream_k import Split
 from cakegen.plan.workspace import PAIR_CTAS
 
+PAIR_TOKENS = PAIR_CTAS * GEMM_BLOCK_M
+"""Tokens of a pair's tile."""
 Launches = tuple[tuple[Launch, ...], tuple[Rule, ...]]
 
 
@@ -29,9 +31,9 @@ def refuse_no_pair(model: Model, stage: str, tokens: int, device: DeviceFacts) -
         )
 
 
-def pair_rows_of(block_m: int, tokens: int) -> int:
-    """Pairs of row tiles of `block_m` tokens; the last may lack its second."""
-    return -(-tokens // (PAIR_CTAS * block_m))
+def pair_rows_of(tokens: int) -> int:
+    """Pairs of row tiles; the last may lack its second."""
+    return -(-tokens // PAIR_TOKENS)
 
 
 def gemm_parameters(m_tiles: int, split: Split) -> tuple[tuple[str, int], ...]:

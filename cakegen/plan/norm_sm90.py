@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cakegen.plan.gemm import pair_rows_of
-from cakegen.plan.records import Rule
+from cakegen.plan.records import GEMM_BLOCK_M, Rule
 from cakegen.plan.workspace import MMA_WARPGROUPS
 from cakegen.rules import HopperPrefillRules, HopperTile
 
@@ -11,9 +11,9 @@ MOST_ROW_COUNTERS = 1024
 """Control words that a fused norm may take: a counter a pair row, and one of CTAs."""
 
 
-def can_fuse_norm(tile: HopperTile, tokens: int, partials: int, rules: HopperPrefillRules) -> bool:
+def can_fuse_norm(tile: HopperTile, tokens: int, partials: int) -> bool:
     """Whether the GEMM of a tile normalises the rows itself."""
-    return partials == 1 and tile.tile_groups == MMA_WARPGROUPS and _row_counters(tokens, rules) <= MOST_ROW_COUNTERS
+    return partials == 1 and tile.tile_groups == MMA_WARPGROUPS and _row_counters(tokens) <= MOST_ROW_COUNTERS
 
 
 def norm_cost_iters(tile: HopperTile, down: int, tokens: int, partials: int, rules: HopperPrefillRules) -> int:
@@ -24,10 +24,10 @@ def norm_cost_iters(tile: HopperTile, down: int, tokens: int, partials: int, rul
     down
         Shared-down iterations of a tile, which come first and need no normalised row.
     """
-    if can_fuse_norm(tile, tokens, partials, rules):
+    if can_fuse_norm(tile, tokens, partials):
         first = norm_first_rows(down, tokens, rules)
-        return rules.norm_first_iters - (-first // rules.norm_first_rows_per_iter) if first else 0
-    return rules.norm_launch_iters - (-tokens // rules.norm_launch_rows_per_iter)
+        return rules.norm.first_iters - (-first // rules.norm.first_rows_per_iter) if first else 0
+    return rules.norm.launch_iters - (-tokens // rules.norm.launch_rows_per_iter)
 
 
 def norm_first_rows(down: int, tokens: int, rules: HopperPrefillRules) -> int:
@@ -36,17 +36,17 @@ def norm_first_rows(down: int, tokens: int, rules: HopperPrefillRules) -> int:
     Of the rows of the first tiles of all pairs those that could not be normalised beside their shared-down iterations.
     Few rows beside few iterations all come first: those iterations are over before a norm warp has stored a row.
     """
-    rows = _first_tiles_rows(tokens, rules)
-    if down < rules.norm_hidden_iters and rows < rules.norm_hidden_min_rows:
+    rows, every = _first_tiles_rows(tokens, rules), rules.norm.all_first
+    if every is not None and down < every.under_iters and rows < every.under_rows:
         return rows
-    return max(rows - down * rules.norm_hidden_rows_per_iter, 0)
+    return max(rows - down * rules.norm.hidden_rows_per_iter, 0)
 
 
 def _first_tiles_rows(tokens: int, rules: HopperPrefillRules) -> int:
-    return min(tokens, rules.raster_m_tiles * rules.block_m)
+    return min(tokens, rules.raster_m_tiles * GEMM_BLOCK_M)
 
 
-def fused_norm_rule(tile: HopperTile, tokens: int, partials: int, rules: HopperPrefillRules) -> Rule:
+def fused_norm_rule(tile: HopperTile, tokens: int, partials: int) -> Rule:
     """Whether the norm runs inside the GEMM, and why.
 
     Three warps of each CTA multiply nothing; they have registers for a row, but not for the fp32 sums of several
@@ -55,21 +55,26 @@ def fused_norm_rule(tile: HopperTile, tokens: int, partials: int, rules: HopperP
     turns = "take turns with its tiles" if tile.tile_groups < MMA_WARPGROUPS else "share its tiles"
     reason = (
         f"P = {partials} (needs 1: sums of several take more registers), a CTA's warpgroups {turns} (needs them shared,"
-        f" for the same reason), {_row_counters(tokens, rules)} counters of rows (up to {MOST_ROW_COUNTERS})"
+        f" for the same reason), {_row_counters(tokens)} counters of rows (up to {MOST_ROW_COUNTERS})"
     )
-    return Rule("fused_norm", can_fuse_norm(tile, tokens, partials, rules), reason)
+    return Rule("fused_norm", can_fuse_norm(tile, tokens, partials), reason)
 
 
-def _row_counters(tokens: int, rules: HopperPrefillRules) -> int:
-    return pair_rows_of(rules.block_m, tokens) + 1
+def _row_counters(tokens: int) -> int:
+    return pair_rows_of(tokens) + 1
 
 
 def first_rows_rule(down: int, tokens: int, rules: HopperPrefillRules) -> Rule:
     """Why the MMA warps normalise so many rows first."""
+    every = rules.norm.all_first
+    also = (
+        ""
+        if every is None
+        else f"; all of fewer than {every.under_rows} with fewer than {every.under_iters} iterations"
+    )
     reason = (
-        f"{_first_tiles_rows(tokens, rules)} rows of the first {rules.raster_m_tiles} row tiles of {rules.block_m} -"
-        f" {down} shared-down iterations * {rules.norm_hidden_rows_per_iter} normalised beside them, at least 0; all of"
-        f" fewer than {rules.norm_hidden_min_rows} with fewer than {rules.norm_hidden_iters} iterations"
+        f"{_first_tiles_rows(tokens, rules)} rows of the first {rules.raster_m_tiles} row tiles of {GEMM_BLOCK_M} -"
+        f" {down} shared-down iterations * {rules.norm.hidden_rows_per_iter} normalised beside them, at least 0{also}"
     )
     return Rule("norm_first_rows", norm_first_rows(down, tokens, rules), reason)
 

@@ -28,14 +28,16 @@ from cakegen.plan.norm_sm90 import (
     norm_first_rows,
     trigger_rule,
 )
-from cakegen.plan.records import GemmForm, Launch, Rule
+from cakegen.plan.records import BLOCK_K, GEMM_BLOCK_M, GemmForm, Launch, Rule
 from cakegen.plan.shape import exact
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.plan.stream_k import Cut, hopper_costs, plan_waves
-from cakegen.rules import HopperPrefillRules, HopperTile
+from cakegen.rules import HopperPrefillRules, HopperRules, HopperTile
 
 
-def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Launches:
+def plan_prefill_sm90(
+    model: Model, rules: HopperRules, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts
+) -> Launches:
     """The launches of one stage.
 
     Raises
@@ -45,14 +47,14 @@ def plan_prefill_sm90(model: Model, stage: str, tp: int, tokens: int, partials: 
         or a coordinate would not fit 32 bits.
     """
     refuse_no_pair(model, stage, tokens, device)
-    if not model.prefill_sm90.tiles:
+    if not rules.prefill.tiles:
         raise PlanError(
-            f"{model.name} {stage}: T = {tokens}: prefill_sm90.tiles is empty, and a plan takes one of its tiles. No"
+            f"{model.name} {stage}: T = {tokens}: hopper.prefill.tiles is empty, and a plan takes one of its tiles. No"
             " export declares that, so the registry is damaged; export again."
         )
     if stage == "front":
-        return _plan_front(model, tp, tokens, device)
-    return _plan_tail(model, tp, tokens, partials, device)
+        return _plan_front(model, rules, tp, tokens, device)
+    return _plan_tail(model, rules, tp, tokens, partials, device)
 
 
 def pair_tiles_of(m_tiles: int, n_tiles: int) -> int:
@@ -65,15 +67,15 @@ def _spell_pair_tiles(m_tiles: int, n_tiles: int) -> str:
     return f"{whole} + ceil({n_tiles} / 2) of the lone row tile" if m_tiles % 2 else whole
 
 
-def _m_tiles_of(rules: HopperPrefillRules, tokens: int) -> int:
-    return -(-tokens // rules.block_m)
+def _m_tiles_of(tokens: int) -> int:
+    return -(-tokens // GEMM_BLOCK_M)
 
 
-def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Launches:
-    rules, dims = model.prefill_sm90, model.dims
+def _plan_front(model: Model, of_family: HopperRules, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+    rules, dims = of_family.prefill, model.dims
     where = f"prefill front: TP {tp}"
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
-    num_k = exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K iteration")
+    num_k = exact(dims.hidden, BLOCK_K, where, "hidden", "columns of a K iteration")
 
     def columns(block_n: int) -> tuple[int, int, int]:
         # a shared tile is half gate columns and half the matching up columns
@@ -87,7 +89,6 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
     form = _form(
         "front",
         tp,
-        rules,
         tile,
         num_k=num_k,
         k1_ragged_cols=0,
@@ -95,20 +96,22 @@ def _plan_front(model: Model, tp: int, tokens: int, device: DeviceFacts) -> Laun
         constants=(("I_LOCAL", i_local), ("N_TILES", n_tiles), ("S_TILES", shared_tiles)),
     )
     key = f"front:i{i_local}{_spell_tile(tile, rules)}{architecture(device.arch).key_suffix}"
-    launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, device)
+    launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, rules, device)
     tiles = f"{router_tiles} router + {latent_tiles} latent + {shared_tiles} shared tiles of {tile.block_n} columns"
-    iterations = Rule("num_k", form.num_k, f"{dims.hidden} hidden columns / {rules.block_k}")
+    iterations = Rule("num_k", form.num_k, f"{dims.hidden} hidden columns / {BLOCK_K}")
     return (launch,), (tile_rule, Rule("n_tiles", n_tiles, tiles), iterations, *why)
 
 
-def _plan_tail(model: Model, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Launches:
-    rules, dims = model.prefill_sm90, model.dims
+def _plan_tail(
+    model: Model, of_family: HopperRules, tp: int, tokens: int, partials: int, device: DeviceFacts
+) -> Launches:
+    rules, dims = of_family.prefill, model.dims
     where = f"prefill tail: TP {tp}"
     latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
-    whole, rest = divmod(latent_slice, rules.block_k)
+    whole, rest = divmod(latent_slice, BLOCK_K)
     up = whole + (rest > 0)
-    down = exact(i_local, rules.block_k, where, "shared_intermediate / TP", "columns of a K iteration")
+    down = exact(i_local, BLOCK_K, where, "shared_intermediate / TP", "columns of a K iteration")
 
     def columns(block_n: int) -> int:
         return -(-dims.hidden // block_n)
@@ -117,12 +120,11 @@ def _plan_tail(model: Model, tp: int, tokens: int, partials: int, device: Device
         return norm_cost_iters(tile, down, tokens, partials, rules)
 
     tile, cut, tile_rule = _choose_tile(columns, norm_iters, up + down, tokens, rules, device)
-    fused = can_fuse_norm(tile, tokens, partials, rules)
+    fused = can_fuse_norm(tile, tokens, partials)
     n_tiles = columns(tile.block_n)
     form = _form(
         "tail",
         tp,
-        rules,
         tile,
         num_k=up + down,
         k1_ragged_cols=rest,
@@ -132,8 +134,8 @@ def _plan_tail(model: Model, tp: int, tokens: int, partials: int, device: Device
     ragged = f"kt{form.k1_ragged_cols}" if form.k1_ragged_cols else ""
     norm = "f1" if fused else ""
     key = f"tail_gemm:tp{tp}{norm}{ragged}{_spell_tile(tile, rules)}{architecture(device.arch).key_suffix}"
-    launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, device)
-    slice_rule = f"{latent_slice} latent columns a rank = {whole} * {rules.block_k} + {rest}"
+    launch, why = _gemm_launch(key, form, n_tiles, cut, tokens, model, rules, device)
+    slice_rule = f"{latent_slice} latent columns a rank = {whole} * {BLOCK_K} + {rest}"
     tiles = Rule("n_tiles", n_tiles, f"ceil({dims.hidden} hidden columns / {tile.block_n})")
     iterations = Rule("num_k", up + down, f"{down} shared-down iterations, then {up} of the latent slice")
     why = (
@@ -141,11 +143,11 @@ def _plan_tail(model: Model, tp: int, tokens: int, partials: int, device: Device
         tiles,
         iterations,
         Rule("k1_ragged_cols", form.k1_ragged_cols, slice_rule),
-        fused_norm_rule(tile, tokens, partials, rules),
+        fused_norm_rule(tile, tokens, partials),
         *why,
     )
     if not fused:
-        return (norm_launch(model, tokens, True, device), launch), (*why, trigger_rule())
+        return (norm_launch(of_family.norm_rows_per_cta, tokens, True, device), launch), (*why, trigger_rule())
     first = first_rows_rule(down, tokens, rules)
     launch = replace(launch, parameters=((first.field, norm_first_rows(down, tokens, rules)), *launch.parameters))
     return (launch,), (*why, first)
@@ -168,11 +170,11 @@ def _choose_tile(
     norm_iters
         What the norm adds beside a GEMM of a tile, in iterations of the first tile.
     """
-    m_tiles = _m_tiles_of(rules, tokens)
+    m_tiles = _m_tiles_of(tokens)
     choices = []
     for tile in rules.tiles:
         tiles = pair_tiles_of(m_tiles, n_tiles_of(tile.block_n))
-        choices.append((tile, plan_waves(tiles, num_k, device.resident_pairs, hopper_costs(rules, tile))))
+        choices.append((tile, plan_waves(tiles, num_k, device.resident_pairs, hopper_costs(rules.cut, tile))))
     tile, cut = min(choices, key=lambda choice: choice[0].iter_percent * choice[1].cost + 100 * norm_iters(choice[0]))
     costs = ", ".join(
         f"{cut.cost} * {tile.iter_percent}{_spell_norm(norm_iters(tile))} with {tile.block_n}" for tile, cut in choices
@@ -195,7 +197,6 @@ def _spell_tile(tile: HopperTile, rules: HopperPrefillRules) -> str:
 def _form(
     stage: str,
     tp: int,
-    rules: HopperPrefillRules,
     tile: HopperTile,
     *,
     num_k: int,
@@ -206,7 +207,7 @@ def _form(
     return GemmForm(
         stage=stage,
         tp=tp,
-        block_m=rules.block_m,
+        block_m=GEMM_BLOCK_M,
         block_n=tile.block_n,
         num_k=num_k,
         num_stages=tile.num_stages,
@@ -220,13 +221,20 @@ def _form(
 
 
 def _gemm_launch(
-    key: str, form: GemmForm, n_tiles: int, cut: Cut, tokens: int, model: Model, device: DeviceFacts
+    key: str,
+    form: GemmForm,
+    n_tiles: int,
+    cut: Cut,
+    tokens: int,
+    model: Model,
+    rules: HopperPrefillRules,
+    device: DeviceFacts,
 ) -> tuple[Launch, tuple[Rule, ...]]:
     """The persistent GEMM over `n_tiles` columns of tiles, and why its parameters are what they are."""
-    rules, resident = model.prefill_sm90, device.resident_pairs
-    m_tiles = _m_tiles_of(rules, tokens)
+    resident = device.resident_pairs
+    m_tiles = _m_tiles_of(tokens)
     where = f"{model.name} prefill {form.stage}: TP {form.tp}, T = {tokens} on {device.arch}"
-    _refuse_wide(where, m_tiles, n_tiles, rules)
+    _refuse_wide(where, m_tiles, n_tiles)
     ring = _ring_rules(where, rules, device)[form.block_n, form.tile_groups]
     split = cut.split
     clusters = min(split.num_items, resident)
@@ -234,17 +242,17 @@ def _gemm_launch(
     grid = f"2 CTAs * min({split.num_items} items, {resident} resident pairs)"
     why = (
         Rule("tiles", pair_tiles_of(m_tiles, n_tiles), _spell_pair_tiles(m_tiles, n_tiles)),
-        *parameter_rules(m_tiles, f"ceil({tokens} / {rules.block_m})", split),
+        *parameter_rules(m_tiles, f"ceil({tokens} / {GEMM_BLOCK_M})", split),
         Rule("grid_ctas", 2 * clusters, grid),
         ring,
     )
     return launch, why
 
 
-def _refuse_wide(where: str, m_tiles: int, n_tiles: int, rules: HopperPrefillRules) -> None:
-    rows, tiles = m_tiles * rules.block_m, pair_tiles_of(m_tiles, n_tiles)
+def _refuse_wide(where: str, m_tiles: int, n_tiles: int) -> None:
+    rows, tiles = m_tiles * GEMM_BLOCK_M, pair_tiles_of(m_tiles, n_tiles)
     for name, arithmetic, value in (
-        ("token row", f"{m_tiles} row tiles * {rules.block_m}", rows),
+        ("token row", f"{m_tiles} row tiles * {GEMM_BLOCK_M}", rows),
         ("tile number", _spell_pair_tiles(m_tiles, n_tiles), tiles),
     ):
         if value > INT32_MAX:
@@ -261,12 +269,12 @@ def _ring_rules(where: str, rules: HopperPrefillRules, device: DeviceFacts) -> d
     """
     limit, found = device.max_dynamic_smem_bytes, {}
     for number, tile in enumerate(rules.tiles):
-        stage = (rules.block_m + tile.block_n) * rules.block_k * BF16_BYTES
+        stage = (GEMM_BLOCK_M + tile.block_n) * BLOCK_K * BF16_BYTES
         arithmetic = f"{tile.num_stages} stages * {stage} bytes = {tile.num_stages * stage} of {limit}"
         if tile.num_stages * stage > limit:
             raise PlanError(
                 f"{where}: the ring of tiles of {tile.block_n} columns does not fit: {arithmetic}. Set"
-                f" prefill_sm90.tiles.{number}.num_stages to {limit // stage} at most."
+                f" hopper.prefill.tiles.{number}.num_stages to {limit // stage} at most."
             )
         found[tile.block_n, tile.tile_groups] = Rule("num_stages", tile.num_stages, arithmetic)
     return found

@@ -6,55 +6,77 @@ A plan is a frozen record with every decision and the rule that took it; printin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from cakegen.model import DeviceFacts
+
+BLOCK_K = 64
+"""Columns of a K chunk, everywhere: a row of 64 bf16 is one 128-byte swizzle row."""
+GEMM_BLOCK_M = 128
+"""Tokens of a prefill CTA, everywhere: two Hopper warpgroups of 64, or the lanes of Blackwell's tensor memory."""
+
+
+class Sharing(Enum):
+    """How the CTAs of a decode tile share it."""
+
+    ALONE = "one CTA owns the tile"
+    PAIR = "a pair splits K"
+    TOKENS = "two CTAs split the tokens"
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a tile."""
+        return 1 if self is Sharing.ALONE else 2
+
+
+class NormPlace(Enum):
+    """Where the routed rows of a launch are normalised."""
+
+    NONE = "there are none (a front)"
+    APART = "in a launch of its own before this one"
+    MEMORY = "in the launch, through the workspace of y"
+    RESIDENT = "in the launch; a CTA keeps its share of y in shared memory as a B operand"
+    STAGED = "likewise, and the routed rows are copied to shared memory first"
 
 
 @dataclass(frozen=True)
 class DecodeForm:
-    """Every decision of one weight-streaming decode program.
+    """Every decision of one weight-streaming decode program; a logical key spells the whole record.
 
-    A CTA owns `block_m` weight rows (a shared tile: block_m / 2 gate rows and as many up rows), or half of their K in
-    a pair. `symbol` spells the whole record.
+    A CTA owns `block_m` weight rows (a shared tile: block_m / 2 gate rows and as many up rows), or shares them with a
+    second one.
 
     Parameters
     ----------
     stage, tp
         `front` or `tail`; tensor-parallel degree.
     n_pad
-        Token rows of the MMA's B operand.
+        Token rows of the MMA's B operand, of both CTAs where they split the tokens.
     block_m
         Weight rows of a tile.
     num_stages, chunks_per_stage
         Ring depth, and K chunks of one stage.
-    cluster_ctas, grid_ctas
-        1 (a CTA owns its tile) or 2 (a pair splits K); CTAs of the launch.
+    sharing
+        How the CTAs of a tile share it.
     router_tiles, latent_tiles, shared_tiles
         Tiles by class; in the tail `latent_tiles` counts the output's tiles.
-    k1_chunks, k2_chunks
-        front: chunks of hidden, and 0. tail: chunks of the latent slice (up), and of the shared-expert slice (down).
-    k1_cols
-        Columns behind `k1_chunks`: `k1_chunks * block_k`, or fewer where the last chunk is partly out of bounds.
-    k1_ragged_cols
-        Columns of that last chunk where it is partly out of bounds (0: every chunk is whole).
-    fused_norm, resident_b, staged_rows
-        The tail normalises inside the launch; keeps its share of y in shared memory as a B operand; copies the
-        routed rows to shared memory first.
+    k1_cols, k2_chunks
+        front: columns of hidden, and 0. tail: columns of the latent slice (up), and chunks of the shared slice (down).
     out_cols
         Columns of latent (front) or of out (tail).
+    norm
+        Where the tail's rows are normalised.
     issue_gate
         Weight stages issued before the row loads (0: no gate).
-    no_prefetch, stagger_units, wide_wait
-        No tensor-map prefetch; the fill pauses before this unit (0: never); only the epilogue waits for the cluster.
-        Programs of the family sm90 always wait there alone, so the last changes their key and nothing else.
+    stagger_units
+        The unit before which the first fill pauses (0: never). A launch that pauses prefetches no tensor map, and only
+        its epilogue waits for the cluster. Programs of the family sm90 always wait there alone.
+    landing_bytes
+        Where a partner's sums land, or the reserve of a CTA without one.
     landing_alias
-        The partner's sums land in the drained ring.
+        The sums land in the drained ring.
     split_finalize
         Each CTA of a pair finishes half of the tokens; else rank 0 finishes all.
-    token_parts
-        CTAs of a tile that split the tokens: 2, each of which multiplies all of K for its half of them, or 1.
-    needs_residency
-        CTAs wait for each other through a counter in global memory, so the whole grid must be resident (cooperative).
     """
 
     stage: str
@@ -63,33 +85,79 @@ class DecodeForm:
     block_m: int
     num_stages: int
     chunks_per_stage: int
-    cluster_ctas: int
-    grid_ctas: int
+    sharing: Sharing
     router_tiles: int
     latent_tiles: int
     shared_tiles: int
-    k1_chunks: int
-    k2_chunks: int
     k1_cols: int
-    k1_ragged_cols: int
+    k2_chunks: int
     out_cols: int
-    fused_norm: bool
-    resident_b: bool
-    staged_rows: bool
+    norm: NormPlace
     issue_gate: int
-    no_prefetch: bool
     stagger_units: int
-    wide_wait: bool
+    landing_bytes: int
     landing_alias: bool
     split_finalize: bool
-    token_parts: int
-    needs_residency: bool
-    symbol: str
 
     @property
     def tiles(self) -> int:
         """Weight tiles of the launch."""
         return self.router_tiles + self.latent_tiles + self.shared_tiles
+
+    @property
+    def cluster_ctas(self) -> int:
+        """2: a pair splits a tile's K; else 1."""
+        return 2 if self.sharing is Sharing.PAIR else 1
+
+    @property
+    def token_parts(self) -> int:
+        """CTAs of a tile that split the tokens: 2, each of which multiplies all of K for its half of them, or 1."""
+        return 2 if self.sharing is Sharing.TOKENS else 1
+
+    @property
+    def grid_ctas(self) -> int:
+        """CTAs of the launch."""
+        return self.tiles * self.sharing.ctas
+
+    @property
+    def k1_chunks(self) -> int:
+        """Chunks of `k1_cols`, the last of which may be partly out of bounds."""
+        return -(-self.k1_cols // BLOCK_K)
+
+    @property
+    def k1_ragged_cols(self) -> int:
+        """Columns of that last chunk where it is partly out of bounds (0: every chunk is whole)."""
+        return self.k1_cols % BLOCK_K
+
+    @property
+    def fused_norm(self) -> bool:
+        """The tail normalises inside the launch."""
+        return self.norm in (NormPlace.MEMORY, NormPlace.RESIDENT, NormPlace.STAGED)
+
+    @property
+    def resident_b(self) -> bool:
+        """A CTA keeps its share of y in shared memory as a B operand."""
+        return self.norm in (NormPlace.RESIDENT, NormPlace.STAGED)
+
+    @property
+    def staged_rows(self) -> bool:
+        """The routed rows are copied to shared memory first."""
+        return self.norm is NormPlace.STAGED
+
+    @property
+    def needs_residency(self) -> bool:
+        """CTAs wait for each other through a counter in global memory, so the whole grid must be resident."""
+        return self.norm is NormPlace.MEMORY
+
+    @property
+    def no_prefetch(self) -> bool:
+        """No tensor-map prefetch."""
+        return self.stagger_units > 0
+
+    @property
+    def wide_wait(self) -> bool:
+        """Only the epilogue waits for the cluster."""
+        return self.stagger_units > 0 and self.sharing is Sharing.PAIR
 
 
 @dataclass(frozen=True)
@@ -140,18 +208,50 @@ class GemmForm:
     tile_groups: int = 2
 
 
+Form = DecodeForm | NormForm | GemmForm
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """What a form fixes of a launch, as the registry's record has it.
+
+    Parameters
+    ----------
+    threads, cluster_ctas
+        Threads of a CTA, CTAs of a cluster.
+    cooperative
+        CTAs of the whole grid wait for each other.
+    dynamic_smem_bytes
+        Dynamic shared memory of a CTA.
+    programmatic
+        Always launched so that it may start while the launch before it runs.
+    overlap
+        Launched so where a caller asks for it.
+    """
+
+    threads: int
+    cluster_ctas: int
+    cooperative: bool
+    dynamic_smem_bytes: int
+    programmatic: bool
+    overlap: bool
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch of a plan: the program by its logical key, the grid in CTAs, run-time parameters by name.
 
-    `overlap`: a caller may have it overlap the launch before it, if its program can.
+    Parameters
+    ----------
+    overlap
+        Parameters that have another value where a caller has it overlap the launch before it; None: it may not.
     """
 
     key: str
     grid_ctas: tuple[int, int, int]
     parameters: tuple[tuple[str, int], ...]
-    form: DecodeForm | NormForm | GemmForm
-    overlap: bool = True
+    form: Form
+    overlap: tuple[tuple[str, int], ...] | None = ()
 
 
 @dataclass(frozen=True)

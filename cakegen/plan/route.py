@@ -10,13 +10,22 @@ import functools
 from cakegen.arch import architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan.decode import overlap_rule, pair_rule, plan_decode_front, token_parts_rule, weights_ahead
+from cakegen.plan.decode import (
+    overlap_rule,
+    pair_rule,
+    plan_decode_front,
+    spell_symbol,
+    token_parts_rule,
+    weights_ahead,
+)
 from cakegen.plan.decode_tail import plan_decode_tail
+from cakegen.plan.families import family_of
+from cakegen.plan.family import Family
+from cakegen.plan.gemm import Launches
 from cakegen.plan.norm import norm_launch
-from cakegen.plan.prefill import plan_prefill
-from cakegen.plan.prefill_sm90 import plan_prefill_sm90
 from cakegen.plan.records import DecodeForm, Launch, Plan, Rule
-from cakegen.plan.shape import decode_shape
+from cakegen.plan.shape import DecodeShape, decode_shape
+from cakegen.rules import DecodeRules
 
 STAGES = ("front", "tail")
 
@@ -51,10 +60,13 @@ def plan_route(model: Model, *, stage: str, tp: int, tokens: int, partials: int,
 @functools.lru_cache(maxsize=1024)
 def _plan(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> Plan:
     _refuse_unserved(model, stage, tp, tokens, partials, device)
-    model = model.for_family(architecture(device.arch).family)
+    family = family_of(device.arch)
     try:
-        planner = _plan_decode if _is_decode(model, stage, tp, tokens, partials, device) else _plan_prefill
-        launches, rules = planner(model, stage, tp, tokens, partials, device)
+        shape = _decode_shape(model, family, stage, tp, tokens, partials, device)
+        if shape is not None:
+            launches, rules = _plan_decode(model, family, shape, device)
+        else:
+            launches, rules = family.plan_prefill(model, stage, tp, tokens, partials, device)
     except ZeroDivisionError as error:
         raise PlanError(
             f"{model.name} {stage}: T = {tokens}: a tile or a threshold of the model is too small ({error}). No export"
@@ -90,44 +102,37 @@ def _refuse_unserved(model: Model, stage: str, tp: int, tokens: int, partials: i
         )
 
 
-def _is_decode(model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts) -> bool:
-    """Whether decode serves a request: a CTA can multiply the tokens of its tile, or of its part of one."""
-    if tokens > model.decode.max_tokens:
-        return False
-    if tokens <= model.decode.max_cta_tokens:
-        return True
-    shape = decode_shape(model, stage, tp, tokens, partials)
-    parts = 2 if token_parts_rule(shape, pair_rule(shape, device), model, device).value == 2 else 1
-    return shape.n_pad <= parts * model.decode.max_cta_tokens
+def _decode_shape(
+    model: Model, family: Family, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts
+) -> DecodeShape | None:
+    """The shape that decode serves; None where no CTA can multiply the tokens of its tile, or of its part of one."""
+    rules = family.decode(model)
+    if tokens > rules.max_tokens:
+        return None
+    shape = decode_shape(model.dims, rules, stage=stage, tp=tp, tokens=tokens, partials=partials)
+    if tokens <= rules.max_cta_tokens:
+        return shape
+    parts = 2 if token_parts_rule(shape, pair_rule(shape, device), rules, device).value == 2 else 1
+    return shape if shape.n_pad <= parts * rules.max_cta_tokens else None
 
 
-def _plan_decode(
-    model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts
-) -> tuple[tuple[Launch, ...], tuple[Rule, ...]]:
-    shape = decode_shape(model, stage, tp, tokens, partials)
-    if stage == "front":
-        form, rules = plan_decode_front(shape, model, device)
-        return (decode_launch(form, model, device),), rules
-    tail = plan_decode_tail(shape, model, device)
-    launch = decode_launch(tail.form, model, device)
+def _plan_decode(model: Model, family: Family, shape: DecodeShape, device: DeviceFacts) -> Launches:
+    rules = family.decode(model)
+    if shape.stage == "front":
+        form, why = plan_decode_front(shape, model.dims, rules, device, family.min_stages)
+        return (decode_launch(form, model.name, rules, device),), why
+    tail = plan_decode_tail(shape, rules, device, family.min_stages)
+    launch = decode_launch(tail.form, model.name, rules, device)
     if not tail.separate_norm:
         return (launch,), tail.rules
-    norm = norm_launch(model, tokens, False, device)
+    norm = norm_launch(family.rules(model).norm_rows_per_cta, shape.tokens, False, device)
     rule = Rule("norm.early_trigger", False, "the launch that follows is an ordinary one and waits for the norm's end")
     return (norm, launch), (*tail.rules, rule)
 
 
-def decode_launch(form: DecodeForm, model: Model, device: DeviceFacts) -> Launch:
-    """A decode form as an ordinary launch; its other run-time arguments follow from the operands alone."""
-    parameters = (("weights_ahead", weights_ahead(form, model, False)),)
-    key = f"decode:{form.symbol}{architecture(device.arch).key_suffix}"
-    return Launch(key, (form.grid_ctas, 1, 1), parameters, form, bool(overlap_rule(form, model, device).value))
-
-
-def _plan_prefill(
-    model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts
-) -> tuple[tuple[Launch, ...], tuple[Rule, ...]]:
-    """Prefill by architecture family: their tiles and tensor memory differ. On SM100 partials change no launch."""
-    if architecture(device.arch).family == "sm90":
-        return plan_prefill_sm90(model, stage, tp, tokens, partials, device)
-    return plan_prefill(model, stage, tp, tokens, device)
+def decode_launch(form: DecodeForm, export: str, rules: DecodeRules, device: DeviceFacts) -> Launch:
+    """A decode form as a launch; its other run-time arguments follow from the operands alone."""
+    key = f"decode:{spell_symbol(form, export)}{architecture(device.arch).key_suffix}"
+    ordinary, overlapping = ((("weights_ahead", weights_ahead(form, rules, overlap)),) for overlap in (False, True))
+    may_overlap = bool(overlap_rule(form, rules, device).value)
+    return Launch(key, (form.grid_ctas, 1, 1), ordinary, form, overlapping if may_overlap else None)

@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cakegen.errors import PlanError
-from cakegen.model import Model
+from cakegen.model import ModelDims
+from cakegen.plan.records import BLOCK_K
+from cakegen.rules import DecodeRules
+
+BLOCK_M = 128
+"""Weight rows of a tile, everywhere but in a front's narrow ones: two of wgmma's MMAs, or one of tcgen05's."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,9 @@ class DecodeShape:
     router_tiles: int
     latent_tiles: int
     shared_tiles: int
-    k1_chunks: int
-    k2_chunks: int
     k1_cols: int
-    k1_ragged_cols: int
+    k2_chunks: int
     out_cols: int
-    token_parts: int = 1
 
     @property
     def tiles(self) -> int:
@@ -37,13 +39,20 @@ class DecodeShape:
         return self.router_tiles + self.latent_tiles + self.shared_tiles
 
     @property
+    def k1_chunks(self) -> int:
+        """Chunks of `k1_cols`, the last of which may be partly out of bounds."""
+        return -(-self.k1_cols // BLOCK_K)
+
+    @property
     def segments(self) -> tuple[int, ...]:
         """Chunks of each K segment that exists."""
         return tuple(chunks for chunks in (self.k1_chunks, self.k2_chunks) if chunks)
 
 
-def decode_shape(model: Model, stage: str, tp: int, tokens: int, partials: int) -> DecodeShape:
-    """Tiles and chunks of a decode launch.
+def decode_shape(
+    dims: ModelDims, rules: DecodeRules, *, stage: str, tp: int, tokens: int, partials: int
+) -> DecodeShape:
+    """Tiles and chunks of a decode launch of at most `rules.max_tokens` tokens.
 
     Raises
     ------
@@ -51,48 +60,40 @@ def decode_shape(model: Model, stage: str, tp: int, tokens: int, partials: int) 
         A dimension does not divide into whole tiles or chunks. Only the latent slice of the tail may end in a partial
         chunk: its tensor map ends there and fills with zeros.
     """
-    rules, dims = model.decode, model.dims
     where = f"{stage}: TP {tp}"
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
-    n_pad = next((n for n in rules.n_pads if n >= tokens), None)
-    if n_pad is None:
-        raise PlanError(f"{where}: no n_pad of {rules.n_pads} holds T = {tokens}; add a wider one")
+    n_pad = next(n for n in rules.n_pads if n >= tokens)
     if stage == "front":
-        half = rules.block_m // 2
+        half = BLOCK_M // 2
+        exact(dims.hidden, BLOCK_K, where, "hidden", "columns of a K chunk")
         return DecodeShape(
-            stage, tp, tokens, 1, n_pad, rules.block_m,
-            router_tiles=exact(dims.experts, rules.block_m, where, "experts", "rows of a tile"),
-            latent_tiles=exact(dims.latent, rules.block_m, where, "latent", "rows of a tile"),
+            stage, tp, tokens, 1, n_pad, BLOCK_M,
+            router_tiles=exact(dims.experts, BLOCK_M, where, "experts", "rows of a tile"),
+            latent_tiles=exact(dims.latent, BLOCK_M, where, "latent", "rows of a tile"),
             shared_tiles=exact(i_local, half, where, "shared_intermediate / TP", "gate rows of a tile"),
-            k1_chunks=exact(dims.hidden, rules.block_k, where, "hidden", "columns of a K chunk"),
-            k2_chunks=0,
             k1_cols=dims.hidden,
-            k1_ragged_cols=0,
+            k2_chunks=0,
             out_cols=dims.latent,
         )  # fmt: skip
-    latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
     return DecodeShape(
-        stage, tp, tokens, partials, n_pad, rules.block_m,
+        stage, tp, tokens, partials, n_pad, BLOCK_M,
         router_tiles=0,
-        latent_tiles=exact(dims.hidden, rules.block_m, where, "hidden", "rows of a tile"),
+        latent_tiles=exact(dims.hidden, BLOCK_M, where, "hidden", "rows of a tile"),
         shared_tiles=0,
-        k1_chunks=-(-latent_slice // rules.block_k),
-        k2_chunks=exact(i_local, rules.block_k, where, "shared_intermediate / TP", "columns of a K chunk"),
-        k1_cols=latent_slice,
-        k1_ragged_cols=latent_slice % rules.block_k,
+        k1_cols=exact(dims.latent, tp, where, "latent", "TP degree"),
+        k2_chunks=exact(i_local, BLOCK_K, where, "shared_intermediate / TP", "columns of a K chunk"),
         out_cols=dims.hidden,
     )  # fmt: skip
 
 
-def narrow_front(shape: DecodeShape, model: Model) -> DecodeShape:
-    """A front in tiles of `narrow_block_m` weight rows: more tiles, the last two of a class may overlap."""
-    rows, dims = model.decode.narrow_block_m, model.dims
+def narrow_front(shape: DecodeShape, dims: ModelDims, block_m: int) -> DecodeShape:
+    """A front in tiles of fewer weight rows: more tiles, the last two of a class may overlap."""
     return replace(
         shape,
-        block_m=rows,
-        router_tiles=-(-dims.experts // rows),
-        latent_tiles=-(-dims.latent // rows),
-        shared_tiles=-(-dims.i_local(shape.tp) // (rows // 2)),
+        block_m=block_m,
+        router_tiles=-(-dims.experts // block_m),
+        latent_tiles=-(-dims.latent // block_m),
+        shared_tiles=-(-dims.i_local(shape.tp) // (block_m // 2)),
     )
 
 

@@ -1,21 +1,22 @@
 """Leaf module: where a decode CTA keeps what in shared memory, and which rank of a pair owns which K units.
 
 The one place for both: the planner sizes the ring with it, the emitter takes the offsets from it. Imports only the
-model and the plan's records.
+plan's records.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cakegen.model import Model
-from cakegen.plan.records import DecodeForm
-from cakegen.rules import DecodeRules
+from cakegen.plan.records import BLOCK_K, DecodeForm
 
 BF16_BYTES = 2
 FP32_BYTES = 4
 # A 128-byte swizzle pattern repeats every 1024 bytes: rings and the resident operand start at a multiple of it.
 SWIZZLE_PERIOD_BYTES = 1024
+# Reserved in front of the ring: mbarriers; then words that are no barriers, of which a chaos build keeps its seed.
+BARRIER_BYTES = 1024
+FLAG_BYTES = 1024
 # Output rows staged in shared memory are padded by 16 bytes, so that a column of rows meets distinct banks.
 STAGING_PAD_BYTES = 16
 # A weight tile is two MMAs of 64 rows; where it has fewer than 128, they overlap.
@@ -58,19 +59,19 @@ def larger_half(units: int) -> int:
     return -(-units // 2)
 
 
-def a_chunk_bytes(rules: DecodeRules, block_m: int) -> int:
-    """One K chunk of a weight tile: `[block_m, block_k]` bf16."""
-    return block_m * rules.block_k * BF16_BYTES
+def a_chunk_bytes(block_m: int) -> int:
+    """One K chunk of a weight tile: `[block_m, BLOCK_K]` bf16."""
+    return block_m * BLOCK_K * BF16_BYTES
 
 
-def a_pad_bytes(rules: DecodeRules, stage: str, block_m: int) -> int:
+def a_pad_bytes(stage: str, block_m: int) -> int:
     """Behind the weights of a front's stage: the rows by which the up half is short of the MMA's 64."""
-    return (MMA_ROWS - block_m // 2) * rules.block_k * BF16_BYTES if stage == "front" else 0
+    return (MMA_ROWS - block_m // 2) * BLOCK_K * BF16_BYTES if stage == "front" else 0
 
 
-def b_chunk_bytes(rules: DecodeRules, n_pad: int) -> int:
-    """One K chunk of the tokens: `[n_pad, block_k]` bf16."""
-    return n_pad * rules.block_k * BF16_BYTES
+def b_chunk_bytes(n_pad: int) -> int:
+    """One K chunk of the tokens: `[n_pad, BLOCK_K]` bf16."""
+    return n_pad * BLOCK_K * BF16_BYTES
 
 
 def final_tokens(form: DecodeForm) -> int:
@@ -83,19 +84,14 @@ def mma_tokens(form: DecodeForm) -> int:
     return form.n_pad // form.token_parts
 
 
-def landing_bytes(rules: DecodeRules, form: DecodeForm) -> int:
-    """Where the partner's sums land in a pair, one beside the other, else a fixed reserve."""
-    return pushed_bytes(form) if form.cluster_ctas == 2 else rules.single_landing_bytes
-
-
 def pushed_bytes(form: DecodeForm) -> int:
     """What the partner hands over: fp32 sums of the tile's rows and of the tokens that a CTA finishes."""
     return final_tokens(form) * form.block_m * FP32_BYTES
 
 
-def row_bytes(model: Model) -> int:
-    """One row of the routed experts' sum: `[latent]` bf16."""
-    return model.dims.latent * BF16_BYTES
+def row_bytes(form: DecodeForm) -> int:
+    """One row of the routed experts' sum in a tail: `[latent]` bf16, of which a rank multiplies `k1_cols`."""
+    return form.tp * form.k1_cols * BF16_BYTES
 
 
 def staging_bytes(block_m: int, stage: str, tokens: int) -> int:
@@ -151,36 +147,25 @@ class DecodeSmem:
     total_bytes: int
 
 
-def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
-    """Lay out the shared memory of one decode program.
-
-    Parameters
-    ----------
-    form
-        The program's decisions.
-    model
-        Dimensions, block sizes and reserves.
-    """
-    rules = model.decode
-    landing = rules.barrier_bytes + rules.flag_bytes
-    landing_size = landing_bytes(rules, form)
-    a_ring = landing if form.landing_alias else landing + landing_size
-    a_stage = form.chunks_per_stage * a_chunk_bytes(rules, form.block_m)
-    a_stage += a_pad_bytes(rules, form.stage, form.block_m)
-    b_stage = form.chunks_per_stage * b_chunk_bytes(rules, mma_tokens(form))
+def decode_smem(form: DecodeForm) -> DecodeSmem:
+    """Lay out the shared memory of one decode program."""
+    landing = BARRIER_BYTES + FLAG_BYTES
+    a_ring = landing if form.landing_alias else landing + form.landing_bytes
+    a_stage = form.chunks_per_stage * a_chunk_bytes(form.block_m) + a_pad_bytes(form.stage, form.block_m)
+    b_stage = form.chunks_per_stage * b_chunk_bytes(mma_tokens(form))
     b_ring = a_ring + form.num_stages * a_stage
     resident = b_ring + form.num_stages * b_stage
     up_chunks = max(share.k1_count for share in unit_shares(form)) * form.chunks_per_stage
-    resident_size = up_chunks * b_chunk_bytes(rules, form.n_pad) if form.resident_b else 0
+    resident_size = up_chunks * b_chunk_bytes(form.n_pad) if form.resident_b else 0
     rows = resident + resident_size
-    rows_size = form.n_pad * row_bytes(model) if form.staged_rows else 0
+    rows_size = form.n_pad * row_bytes(form) if form.staged_rows else 0
     norm_weight = rows + rows_size
-    norm_weight_size = row_bytes(model) if form.staged_rows else 0
+    norm_weight_size = row_bytes(form) if form.staged_rows else 0
     return DecodeSmem(
         barriers_offset=0,
-        flags_offset=rules.barrier_bytes,
+        flags_offset=BARRIER_BYTES,
         landing_offset=landing,
-        landing_bytes=landing_size,
+        landing_bytes=form.landing_bytes,
         a_ring_offset=a_ring,
         a_stage_bytes=a_stage,
         a_ring_bytes=form.num_stages * a_stage,
@@ -193,7 +178,7 @@ def decode_smem(form: DecodeForm, model: Model) -> DecodeSmem:
         rows_bytes=rows_size,
         norm_weight_offset=norm_weight,
         norm_weight_bytes=norm_weight_size,
-        staging_offset=a_ring + (landing_size if form.landing_alias else 0),
+        staging_offset=a_ring + (form.landing_bytes if form.landing_alias else 0),
         staging_bytes=staging_bytes(form.block_m, form.stage, final_tokens(form)),
         total_bytes=norm_weight + norm_weight_size,
     )

@@ -11,7 +11,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from cakegen.rules import HopperPrefillRules, HopperTile, PrefillRules
+from cakegen.rules import CutRules, FrontHalves, HopperTile, StreamK
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def whole_tiles(tiles: int, num_k: int, reason: str) -> Split:
     return Split(tiles, tiles, num_k, 1, 0, reason)
 
 
-def plan_halves(tiles: int, num_k: int, resident: int, rules: PrefillRules) -> Split:
+def plan_halves(tiles: int, num_k: int, resident: int, rules: FrontHalves | None) -> Split:
     """The SM100 front's rule: the trailing wave's tiles run as two aligned K halves, or nothing is cut.
 
     Parameters
@@ -111,23 +111,25 @@ def plan_halves(tiles: int, num_k: int, resident: int, rules: PrefillRules) -> S
     waves, rem = divmod(tiles, resident)
     if rem == 0:
         return whole_tiles(tiles, num_k, f"{tiles} tiles are {waves} full waves of {resident}")
+    if rules is None:
+        return whole_tiles(tiles, num_k, "no tile of a front is cut")
     if 2 * rem > resident:
         return whole_tiles(tiles, num_k, f"2 * {rem} trailing halves exceed {resident} resident pairs")
     if num_k % 2:
         return whole_tiles(tiles, num_k, f"{num_k} K iterations have no aligned halves")
     half = num_k // 2
-    saving = num_k - half - rules.front_epilogue_iters
+    saving = num_k - half - rules.epilogue_iters
     whole = (waves + 1) * num_k
-    least = f"{rules.front_min_saving_percent} % of {waves + 1} * {num_k} = {whole} iterations"
-    arithmetic = f"{num_k} - {half} - {rules.front_epilogue_iters} = {saving}"
-    if 100 * saving < rules.front_min_saving_percent * whole:
+    least = f"{rules.min_saving_percent} % of {waves + 1} * {num_k} = {whole} iterations"
+    arithmetic = f"{num_k} - {half} - {rules.epilogue_iters} = {saving}"
+    if 100 * saving < rules.min_saving_percent * whole:
         return whole_tiles(tiles, num_k, f"halves would save {arithmetic}, under {least}")
     reason = f"{rem} trailing tiles run as 2 * {rem} <= {resident} halves: saves {arithmetic}, at least {least}"
     return Split(tiles + rem, tiles - rem, half, 2, rem * num_k, reason)
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_stream_k(tiles: int, num_k: int, reuse: int, resident: int, rules: PrefillRules) -> Split:
+def plan_stream_k(tiles: int, num_k: int, reuse: int, resident: int, rules: StreamK | None) -> Split:
     """The SM100 tail's rule: cut the trailing wave (or it and one wave more) into equal runs of K iterations.
 
     Parameters
@@ -138,12 +140,13 @@ def plan_stream_k(tiles: int, num_k: int, reuse: int, resident: int, rules: Pref
         Pair rows of a raster group that share a weight column.
     """
     waves, rem = divmod(tiles, resident)
-    short_reuse = 1 < reuse < rules.stream_k_full_reuse
-    limit = rules.stream_k_max_remainder_percent
     if rem == 0:
         return whole_tiles(tiles, num_k, f"{tiles} tiles are {waves} full waves of {resident}")
-    if num_k < rules.stream_k_min_chunks:
-        return whole_tiles(tiles, num_k, f"{num_k} K iterations, under {rules.stream_k_min_chunks}")
+    if rules is None:
+        return whole_tiles(tiles, num_k, "no tile of a tail is cut")
+    short_reuse, limit = 1 < reuse < rules.full_reuse, rules.max_remainder_percent
+    if num_k < rules.min_chunks:
+        return whole_tiles(tiles, num_k, f"{num_k} K iterations, under {rules.min_chunks}")
     if short_reuse and waves == 0:
         return whole_tiles(tiles, num_k, f"reuse {reuse} is partial and {tiles} tiles are no full wave of {resident}")
     if short_reuse and 100 * rem > limit * resident:
@@ -198,29 +201,29 @@ def _no_saving(cost: int, whole: int, least: int) -> str:
     return f"the cheapest cut costs {cost} of {whole} iterations: saves {whole - cost}, under {least}"
 
 
-def _sm100_costs(rules: PrefillRules) -> CutCosts:
+def _sm100_costs(rules: StreamK) -> CutCosts:
     """Epilogues are free there: the accumulators lie in tensor memory and are read out while the next tile runs."""
     return CutCosts(
-        min_ipc=rules.stream_k_min_ipc,
-        max_segments=rules.stream_k_max_segments,
+        min_ipc=rules.min_ipc,
+        max_segments=rules.max_segments,
         epilogue=0,
         epilogues_hidden=True,
-        segment=rules.stream_k_segment_cost,
-        min_saving=rules.stream_k_min_saving,
-        wider_min_saving=rules.stream_k_min_saving,
+        segment=rules.segment_cost,
+        min_saving=rules.min_saving,
+        wider_min_saving=rules.min_saving,
     )
 
 
-def hopper_costs(rules: HopperPrefillRules, tile: HopperTile) -> CutCosts:
+def hopper_costs(rules: CutRules, tile: HopperTile) -> CutCosts:
     """Of one kind of tile, in its own iterations. Where the warpgroups take turns, ends are hidden."""
     return CutCosts(
-        min_ipc=rules.stream_k_min_ipc,
-        max_segments=rules.stream_k_max_segments,
+        min_ipc=rules.min_ipc,
+        max_segments=rules.max_segments,
         epilogue=tile.epilogue_iters,
         epilogues_hidden=tile.tile_groups == 1,
         segment=tile.segment_cost,
-        min_saving=rules.stream_k_min_saving,
-        wider_min_saving=rules.stream_k_wider_min_saving,
+        min_saving=rules.min_saving,
+        wider_min_saving=rules.wider_min_saving,
     )
 
 

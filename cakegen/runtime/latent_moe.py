@@ -9,6 +9,7 @@ import torch
 
 from cakegen.errors import CakeError, LaunchError
 from cakegen.model import DeviceFacts
+from cakegen.plan import family_of
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
 from cakegen.runtime.capture import refuse_cold, refuse_in_capture
@@ -243,7 +244,7 @@ class LatentMoe:
         chosen = None if tokens is None else check_wholes("warm_up", "tokens", tokens)
         numbers = {"front": (1,), "tail": check_wholes("warm_up", "partials", partials)}
         opened = self._open(_ordinal(torch.device(device)))
-        every = range(1, self.model.for_family(opened.arch.family).decode.max_cta_tokens + 1)
+        every = range(1, family_of(opened.arch.name).decode(self.model).max_cta_tokens + 1)
         requests = [
             (stage, tp, count, number)
             for stage in ((stages,) if isinstance(stages, str) else stages)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cakegen.errors import LaunchError
-from cakegen.model import Model
-from cakegen.plan import control_words, partials_elems, weights_ahead
-from cakegen.plan.records import DecodeForm, Launch, Plan
+from cakegen.plan import control_words, partials_elems
+from cakegen.plan.records import Launch, Plan
 from cakegen.registry import LaunchRecord, Registry
 from cakegen.runtime import driver, streams
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
@@ -104,7 +103,6 @@ class ProgramRunner(Runner):
             "counters": 0 if self._words is None else self._words.address,
             "partials": 0 if self._partials is None else self._partials.data_ptr(),
         }
-        self._model = registry.model.for_family(device.arch.family)
         self._overlap = overlap
         self.launches = tuple(
             BoundLaunch(loaded, launch, *self._pack(request, loaded, launch))
@@ -115,7 +113,7 @@ class ProgramRunner(Runner):
 
     def _pack(self, request: Request, loaded: LoadedProgram, launch: Launch) -> tuple[ArgumentBlock, LaunchRecord]:
         """A launch's arguments on a request's operands, and its attributes."""
-        record, own = decide_overlap(launch, loaded.program.launch, self._model, self._overlap)
+        record, own = decide_overlap(launch, loaded.program.launch, self._overlap)
         buffers = self._buffers | {name: operand.address for name, operand in request.operands.items()}
         parameters = run_parameters(request) | own
         return pack_arguments(bind_arguments(loaded.program, request.operands, buffers, parameters)), record
@@ -249,25 +247,20 @@ def end_runners(why: str) -> None:
 os.register_at_fork(after_in_child=lambda: end_runners(f"this runner was prepared before a fork, and {driver.FORKED}"))
 
 
-def decide_overlap(
-    launch: Launch, record: LaunchRecord, model: Model, overlap: bool
-) -> tuple[LaunchRecord, dict[str, int]]:
+def decide_overlap(launch: Launch, record: LaunchRecord, overlap: bool) -> tuple[LaunchRecord, dict[str, int]]:
     """A launch's attributes and its own i32 values; the emulator asks here too.
 
     Parameters
     ----------
     record
         Attributes of its program.
-    model
-        The export's, with the rules of the device's family.
     overlap
         See `ProgramRunner`.
     """
     values = dict(launch.parameters)
-    if overlap and launch.overlap and record.overlap:
+    if overlap and launch.overlap is not None and record.overlap:
         record = dataclasses.replace(record, programmatic=True)
-        if isinstance(launch.form, DecodeForm):
-            values["weights_ahead"] = weights_ahead(launch.form, model, True)
+        values |= dict(launch.overlap)
     return record, values
 
 

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import tomllib
+import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from cakegen.arch import ARCHITECTURES
+from cakegen.arch import ARCHITECTURES, architecture
 from cakegen.errors import SpecError
-from cakegen.model import Family, Model, ModelDims, Target
-from cakegen.rules import DecodeRules, HopperPrefillRules, HopperTile, PrefillRules
+from cakegen.model import Model, ModelDims, Target
+from cakegen.plan import FAMILIES
+from cakegen.spec.faults import explain, frozen, read_toml
 from cakegen.spec.legality import check_model
-from cakegen.spec.sections import (
-    DecodeSection,
-    DecodeSm90Section,
-    HopperTileSection,
-    KernelSection,
-    ModelSection,
-    Name,
-    PrefillSection,
-    PrefillSm90Section,
-    RequestsSection,
-    Section,
-    TargetSection,
-)
+from cakegen.spec.rules_file import parse_rules
+from cakegen.spec.sections import ModelSection, Name, RequestsSection, Section, TargetSection
 
 
 class ExportSpec(Section):
-    """A whole export file. Its name is the model's, and prefixes every generated file."""
+    """A whole export file. Its name is the model's, and prefixes every generated file.
+
+    `hopper` and `blackwell` hold what it lays over the rules that all exports share: a table, or the name of a file
+    beside the export that holds it.
+    """
 
     name: Name
     model: ModelSection
     requests: RequestsSection
     targets: tuple[TargetSection, ...]
-    kernels: tuple[KernelSection, ...]
-    decode: DecodeSection
-    decode_sm90: DecodeSm90Section
-    prefill: PrefillSection
-    prefill_sm90: PrefillSm90Section
+    hopper: dict[str, Any] = Field(default_factory=dict)
+    blackwell: dict[str, Any] = Field(default_factory=dict)
 
     def to_model(self) -> Model:
         """The records that planner, emitter and runtime share.
@@ -47,19 +38,29 @@ class ExportSpec(Section):
         Raises
         ------
         SpecError
-            An architecture is not in the table. (`parse_export` has refused all else that can't be planned.)
+            An architecture is not in the table, or a rule is out of bounds. (`parse_export` has refused all else that
+            can't be planned.)
         """
+        targets = tuple(_target(section) for section in self.targets)
+        served = {architecture(target.arch).family for target in targets}
+        rules: dict[str, Any] = {}
+        for family in FAMILIES.values():
+            overrides = getattr(self, family.rules_name)
+            if family.name in served:
+                rules[family.rules_name] = parse_rules(family.rules_record, family.rules_name, overrides)
+            elif overrides:
+                raise SpecError(
+                    f"{family.rules_name}: no [[targets]] section has an architecture of that family; add one or drop"
+                    " the table"
+                )
         return Model(
             name=self.name,
             dims=ModelDims(**self.model.model_dump()),
             max_tokens=self.requests.max_tokens,
             max_partials=self.requests.max_partials,
-            targets=tuple(_target(section) for section in self.targets),
-            families=tuple(Family(**section.model_dump()) for section in self.kernels),
-            decode=DecodeRules(**self.decode.model_dump()),
-            decode_sm90=DecodeRules(**(self.decode.model_dump() | self.decode_sm90.model_dump())),
-            prefill=PrefillRules(**self.prefill.model_dump()),
-            prefill_sm90=_hopper_rules(self.prefill_sm90),
+            targets=targets,
+            hopper=rules.get("hopper"),
+            blackwell=rules.get("blackwell"),
         )
 
 
@@ -78,20 +79,25 @@ def parse_export(path: Path) -> ExportSpec:
         planned or addressed on one of its targets.
     """
     where = f"{path.parent.name}/{path.name}"
+    table = read_toml(path, "an export is a file exports/<name>/export.toml")
+    for family in FAMILIES.values():
+        beside = table.get(family.rules_name)
+        if isinstance(beside, str):
+            if not re.fullmatch(r"[A-Za-z0-9_-]+\.toml", beside):
+                raise SpecError(
+                    f"{where}: {family.rules_name} = {beside!r}: must be the name of a file beside the export, such as"
+                    f" {family.rules_name}.toml, or a table"
+                )
+            why = f"{where}: {family.rules_name} names it: a file of that family's rules beside the export"
+            table[family.rules_name] = read_toml(path.parent / beside, why)
     try:
-        table = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}; an export is a file exports/<name>/export.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{where}: not a TOML file: {error}") from None
-    try:
-        spec = ExportSpec.model_validate(_frozen(table))
+        spec = ExportSpec.model_validate(frozen(table))
     except ValidationError as error:
-        raise SpecError("\n".join(f"{where}: {_explain(entry)}" for entry in error.errors())) from None
+        raise SpecError("\n".join(f"{where}: {explain(entry)}" for entry in error.errors())) from None
     try:
         check_model(spec.to_model())
     except SpecError as error:
-        raise SpecError(f"{where}: {error}") from None
+        raise SpecError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from None
     return spec
 
 
@@ -102,47 +108,3 @@ def _target(section: TargetSection) -> Target:
         raise SpecError(f"targets: architecture {section.arch!r} is not supported; use one of {known}")
     known_parts = tuple(sorted({part.sm_count for part in arch.parts}))
     return Target(section.arch, section.tp_degrees, section.sm_counts or known_parts)
-
-
-def _hopper_rules(section: PrefillSm90Section) -> HopperPrefillRules:
-    tiles = tuple(HopperTile(**tile.model_dump()) for tile in section.tiles)
-    return HopperPrefillRules(**(section.model_dump() | {"tiles": tiles}))
-
-
-def _frozen(value: Any) -> Any:
-    """TOML arrays as tuples, which a strict model takes for tuples."""
-    if isinstance(value, dict):
-        return {key: _frozen(item) for key, item in value.items()}
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
-
-
-def _explain(entry: Any) -> str:
-    """One fault: the field, what was received, what is needed and why, what to do."""
-    location = [part for part in entry["loc"] if isinstance(part, int) or not part.startswith("tuple[")]
-    field = ".".join(str(part) for part in location)
-    if entry["type"] == "extra_forbidden":
-        return f"{field}: unknown key; remove it, or correct its spelling"
-    if entry["type"] == "missing":
-        return f"{field}: missing; every key of the file is required, so that nothing hides in a default"
-    reason = _reason(location)
-    return f"{field} = {_shown(entry['input'])}: {entry['msg']}{f' ({reason})' if reason else ''}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(list(value) if isinstance(value, tuple) else value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _reason(location: list[Any]) -> str | None:
-    """The description of a field, where its section gives one."""
-    sections: dict[tuple[str, ...], type[Section]] = {
-        ("decode",): DecodeSection,
-        ("decode_sm90",): DecodeSm90Section,
-        ("prefill",): PrefillSection,
-        ("prefill_sm90",): PrefillSm90Section,
-        ("prefill_sm90", "tiles"): HopperTileSection,
-    }
-    *tables, name = (part for part in location if isinstance(part, str))
-    section = sections.get(tuple(tables))
-    field = section.model_fields.get(name) if section else None
-    return field.description if field else None

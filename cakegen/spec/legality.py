@@ -8,20 +8,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from cakegen.arch import ARCHITECTURES, INT32_MAX, architecture
+from cakegen.arch import INT32_MAX
 from cakegen.errors import PlanError, SpecError
 from cakegen.model import DeviceFacts, Model, Target
-from cakegen.plan import plan_route
+from cakegen.plan import Family, family_of, plan_route
+from cakegen.plan.records import GEMM_BLOCK_M
+from cakegen.plan.shape import BLOCK_M
 from cakegen.plan.smem import BF16_BYTES
-from cakegen.rules import HopperPrefillRules
+from cakegen.rules import HopperTile
 
 # CUDA driver API, cuTensorMapEncodeTiled: global strides are multiples of 16 bytes.
 TMA_ALIGN_BYTES = 16
 WARPGROUP_THREADS = 128
 # fp32 accumulators of an MMA thread: half of its 255 registers, so that addresses and a cut tile's sums fit beside them
 MAX_SUMS = 128
-# what `cakegen.emit` has a builder for
-KERNEL_FAMILIES = ("decode", "tail_norm", "front_gemm", "tail_gemm")
 
 
 def check_model(model: Model) -> None:
@@ -33,10 +33,11 @@ def check_model(model: Model) -> None:
         The first thing that is wrong.
     """
     _check_targets(model)
-    _check_kernels(model)
-    _check_tokens(model)
+    for family in dict.fromkeys(family_of(target.arch) for target in model.targets):
+        _check_decode(model, family)
+        _check_gemm_tiles(family.rules_name, family.tiles(model))
+    _check_offsets(model)
     _check_tiles(model)
-    _check_hopper_tiles(model.prefill_sm90)
     for target in model.targets:
         for tp in target.tp_degrees:
             _check_slices(model, tp)
@@ -58,41 +59,31 @@ def _check_rising(field: str, values: Sequence[int] | Sequence[str]) -> None:
             raise SpecError(f"{field}: {after} follows {before}; list each once, in rising order")
 
 
-def _check_kernels(model: Model) -> None:
-    known = {arch.family for arch in ARCHITECTURES.values()}
-    declared = {architecture(target.arch).family for target in model.targets}
-    seen: set[tuple[str, str]] = set()
-    for family in model.families:
-        where = f"kernels: {family.name} for {family.arch_family}"
-        if family.name not in KERNEL_FAMILIES:
-            raise SpecError(f"{where}: no such kernel family; use one of {', '.join(KERNEL_FAMILIES)}")
-        if family.arch_family not in known:
-            raise SpecError(f"{where}: no such family of architectures; use one of {', '.join(sorted(known))}")
-        if family.arch_family not in declared:
-            raise SpecError(f"{where}: no [[targets]] section has an architecture of that family; add one or drop this")
-        if (family.name, family.arch_family) in seen:
-            raise SpecError(f"{where}: declared twice; keep one")
-        seen.add((family.name, family.arch_family))
+def _check_decode(model: Model, family: Family) -> None:
+    rules, where = family.decode(model), f"{family.rules_name}.decode"
+    for field, why in family.refused_rules(rules):
+        raise SpecError(f"{where}.{field}: {why}; leave it out")
+    _check_rising(f"{where}.n_pads", rules.n_pads)
+    for n_pad in rules.n_pads:
+        if n_pad not in family.token_tiles:
+            raise SpecError(
+                f"{where}.n_pads: {n_pad} is none of {list(family.token_tiles)}, the token tiles that kernels are"
+                f" written for: {family.why_token_tiles}. Use one of those"
+            )
+    if rules.max_cta_tokens not in rules.n_pads or rules.max_cta_tokens > family.max_cta_tokens:
+        raise SpecError(
+            f"{where}.max_cta_tokens = {rules.max_cta_tokens} is none of {where}.n_pads = {list(rules.n_pads)} up to"
+            f" {family.max_cta_tokens}: up to it requests are decode, and a CTA multiplies a whole tile. Use the widest"
+            " tile that a CTA can have"
+        )
+    if model.max_tokens < rules.max_tokens:
+        raise SpecError(
+            f"requests.max_tokens = {model.max_tokens} is below the widest of {where}.n_pads = {list(rules.n_pads)}; "
+            "raise the first or drop the token tile"
+        )
 
 
-def _check_tokens(model: Model) -> None:
-    for name, rules in (("decode", model.decode), ("decode_sm90", model.decode_sm90)):
-        _check_rising(f"{name}.n_pads", rules.n_pads)
-        if rules.n_pads[-1] < rules.max_tokens:
-            raise SpecError(
-                f"{name}.n_pads: the widest tile holds {rules.n_pads[-1]} tokens, {name}.max_tokens is "
-                f"{rules.max_tokens}; add a wider tile or lower max_tokens"
-            )
-        if rules.max_cta_tokens not in rules.n_pads:
-            raise SpecError(
-                f"{name}.max_cta_tokens = {rules.max_cta_tokens} is none of {name}.n_pads = {list(rules.n_pads)}: up to"
-                " it requests are decode, and a CTA multiplies a whole tile. Use the widest tile that a CTA can have"
-            )
-        if model.max_tokens < rules.max_tokens:
-            raise SpecError(
-                f"requests.max_tokens = {model.max_tokens} is below {name}.max_tokens = {rules.max_tokens}; "
-                "raise the first or lower the second"
-            )
+def _check_offsets(model: Model) -> None:
     dims = model.dims
     least_tp = min(tp for target in model.targets for tp in target.tp_degrees)
     # the row operands of both stages: x and out; latent, routed and y; logits; shared_act
@@ -105,31 +96,29 @@ def _check_tokens(model: Model) -> None:
 
 
 def _check_tiles(model: Model) -> None:
-    dims, rules = model.dims, model.decode
+    dims = model.dims
     for name, rows in (("experts", dims.experts), ("latent", dims.latent), ("hidden", dims.hidden)):
-        if rows % rules.block_m:
+        if rows % BLOCK_M:
             raise SpecError(
-                f"model.{name} = {rows} is not a multiple of decode.block_m = {rules.block_m} "
-                f"({rows} = {rows // rules.block_m} * {rules.block_m} + {rows % rules.block_m}); "
-                "its weight rows would not fill their last tile"
+                f"model.{name} = {rows} is not a multiple of {BLOCK_M} ({rows} = {rows // BLOCK_M} * {BLOCK_M} + "
+                f"{rows % BLOCK_M}), the weight rows of a tile: they would not fill their last one"
             )
 
 
-def _check_hopper_tiles(rules: HopperPrefillRules) -> None:
-    """What an export's table of prefill tiles must keep beside each field's bounds; the planner checks the rings."""
-    first = rules.tiles[0]
-    if first.iter_percent != 100:
-        raise SpecError(
-            f"prefill_sm90.tiles.0.iter_percent = {first.iter_percent}: iterations cost percents of the first tile's;"
-            " set it to 100, and the others' in proportion"
-        )
+def _check_gemm_tiles(family: str, tiles: Sequence[HopperTile]) -> None:
+    """What a table of prefill tiles must keep beside each field's bounds; the planner checks the rings."""
     seen: dict[tuple[int, int], int] = {}
-    for number, tile in enumerate(rules.tiles):
-        where = f"prefill_sm90.tiles.{number}"
-        sums = tile.block_n * rules.block_m // (tile.tile_groups * WARPGROUP_THREADS)
+    for number, tile in enumerate(tiles):
+        where = f"{family}.prefill.tiles.{number}"
+        if number == 0 and tile.iter_percent != 100:
+            raise SpecError(
+                f"{where}.iter_percent = {tile.iter_percent}: iterations cost percents of the first tile's;"
+                " set it to 100, and the others' in proportion"
+            )
+        sums = tile.block_n * GEMM_BLOCK_M // (tile.tile_groups * WARPGROUP_THREADS)
         if sums > MAX_SUMS:
             raise SpecError(
-                f"{where}.block_n = {tile.block_n}: a warpgroup's {rules.block_m} / {tile.tile_groups} rows *"
+                f"{where}.block_n = {tile.block_n}: a warpgroup's {GEMM_BLOCK_M} / {tile.tile_groups} rows *"
                 f" {tile.block_n} columns / {WARPGROUP_THREADS} threads = {sums} sums a thread; registers hold"
                 f" {MAX_SUMS}. Set it to {tile.block_n * MAX_SUMS // sums} at most, or tile_groups to 2"
             )
@@ -137,7 +126,7 @@ def _check_hopper_tiles(rules: HopperPrefillRules) -> None:
         if earlier != number:
             raise SpecError(
                 f"{where}: tiles of {tile.block_n} columns with tile_groups = {tile.tile_groups} are declared twice,"
-                f" first in prefill_sm90.tiles.{earlier}; keep one"
+                f" first in {family}.prefill.tiles.{earlier}; keep one"
             )
 
 
@@ -156,7 +145,7 @@ def _check_slices(model: Model, tp: int) -> None:
                 f"map needs rows that are multiples of {TMA_ALIGN_BYTES} bytes ({TMA_ALIGN_BYTES // BF16_BYTES} "
                 "columns). Drop the degree"
             )
-    i_local, half_tile = model.dims.i_local(tp), model.decode.block_m // 2
+    i_local, half_tile = model.dims.i_local(tp), BLOCK_M // 2
     if i_local % half_tile:
         raise SpecError(
             f"targets: TP {tp} leaves {i_local} shared-expert columns a rank, which is not a multiple of {half_tile} "
@@ -179,9 +168,8 @@ def _check_plans(model: Model) -> None:
 
 
 def _requests(model: Model, target: Target) -> Iterator[tuple[int, int, int, int]]:
-    rules = model.for_family(architecture(target.arch).family).decode
-    edges = {1, rules.max_tokens, rules.resident_tokens_staged, rules.resident_tokens_long, rules.resident_tokens_short}
-    edges |= set(rules.n_pads) | {n_pad + 1 for n_pad in rules.n_pads}
+    rules = family_of(target.arch).decode(model)
+    edges = {1, *rules.token_edges} | {n_pad + 1 for n_pad in rules.n_pads}
     tokens = {t for t in edges if 1 <= t <= rules.max_tokens}
     size = rules.max_tokens + 1
     while size < model.max_tokens:

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 from bench_fakes import FakeClock
-from models import with_tile
+from models import changed, hopper, with_tile
 
 from cakegen.bench.rows import Row
 from cakegen.bench.tiles import COLUMNS, TileTime, render_tiles, time_tiles
@@ -22,9 +22,8 @@ PROVENANCE = dict.fromkeys(("device", "sm_count", "date", "commit", "driver", "n
 def two_tiles() -> Registry:
     """The small model with the first and the last tile; a plan takes the last."""
     registry = load_registry("tiny_latent_moe")
-    tiles = registry.model.prefill_sm90.tiles
-    rules = dataclasses.replace(registry.model.prefill_sm90, tiles=(tiles[0], tiles[-1]))
-    model = dataclasses.replace(registry.model, prefill_sm90=rules)
+    tiles = hopper(registry.model).prefill.tiles
+    model = changed(registry.model, hopper__prefill__tiles=(tiles[0], tiles[-1]))
     return dataclasses.replace(registry, model=with_tile(model, tiles[-1].block_n))
 
 
@@ -47,7 +46,7 @@ def test_each_tile_is_timed_in_turn_and_the_chosen_one_marked(two_tiles: Registr
     first, last = rows_of_table(times)
     assert tuple(first) == COLUMNS
     assert [(each["stage"], each["tp"], each["tokens"]) for each in (first, last)] == [("tail", "16", "400")] * 2
-    widths = [tile.block_n for tile in two_tiles.model.prefill_sm90.tiles]
+    widths = [tile.block_n for tile in hopper(two_tiles.model).prefill.tiles]
     assert [int(each["block_n"]) for each in (first, last)] == widths
     # two warm rounds, then one whose order begins with the first again: calls 5 and 6
     assert [each["us"] for each in (first, last)] == ["5", "6"]

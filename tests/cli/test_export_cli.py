@@ -111,6 +111,8 @@ def test_check_takes_no_leftover_of_a_killed_export_for_a_tree(tmp_path: Path, m
 
 def test_export_takes_the_path_of_a_file(tmp_path: Path, trees: Path) -> None:
     file = tmp_path / "any.toml"
+    for beside in ("hopper.toml", "blackwell.toml"):
+        shutil.copy(paths.exports_root() / TINY / beside, tmp_path)
     shutil.copy(paths.exports_root() / TINY / "export.toml", file)
     assert run("export", file, "--dest", tmp_path).exit_code == 0
     for path in trees.rglob("*"):
@@ -143,8 +145,8 @@ def test_installed_package_never_writes_into_itself(monkeypatch: pytest.MonkeyPa
 
 
 def test_name_must_be_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other").mkdir()
-    shutil.copy(paths.exports_root() / TINY / "export.toml", tmp_path / "other")
+    shutil.copytree(paths.exports_root() / TINY, tmp_path / "other")
+    shutil.copytree(paths.exports_root() / "rules", tmp_path / "rules")
     monkeypatch.setattr(paths, "exports_root", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     for argument in ("other", "other/export.toml"):

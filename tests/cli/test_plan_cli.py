@@ -70,7 +70,20 @@ def test_plan_json_has_one_exact_object_a_line() -> None:
     assert decode == {
         **request,
         "tokens": 128,
-        "launches": [{"key": key, "grid_ctas": [94, 1, 1], "parameters": {"weights_ahead": 3}}],
+        "launches": [
+            {
+                "key": key,
+                "grid_ctas": [94, 1, 1],
+                "parameters": {"weights_ahead": 3},
+                "overlapping": {"weights_ahead": 3},
+                "threads": 192,
+                "cluster_ctas": 2,
+                "cooperative": False,
+                "dynamic_smem_bytes": 231424,
+                "programmatic": False,
+                "overlap": True,
+            }
+        ],
     }
     parameters = {
         "m_tiles": 2,
@@ -83,7 +96,20 @@ def test_plan_json_has_one_exact_object_a_line() -> None:
     assert prefill == {
         **request,
         "tokens": 129,
-        "launches": [{"key": "front:i768e1", "grid_ctas": [96, 1, 1], "parameters": parameters}],
+        "launches": [
+            {
+                "key": "front:i768e1",
+                "grid_ctas": [96, 1, 1],
+                "parameters": parameters,
+                "overlapping": None,
+                "threads": 320,
+                "cluster_ctas": 2,
+                "cooperative": False,
+                "dynamic_smem_bytes": 231424,
+                "programmatic": False,
+                "overlap": False,
+            }
+        ],
     }
 
 

@@ -10,15 +10,15 @@ import pytest
 
 from cakegen import paths
 from cakegen.arch import ARCHITECTURES
-from cakegen.emit.gemm_sm100 import gemm_smem_sm100
-from cakegen.emit.reach import token_ranges
 from cakegen.model import DeviceFacts
-from cakegen.plan import Plan, decode_smem, plan_route
+from cakegen.plan import Plan, decode_smem, family_of, plan_route
+from cakegen.plan.gemm_layout import blackwell_gemm_smem
 from cakegen.plan.records import DecodeForm, GemmForm, Launch
 from cakegen.registry import Program, Registry, load_registry
 
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
 BLACKWELL = tuple(arch.name for arch in ARCHITECTURES.values() if arch.family == "sm100")
+FAMILY = family_of("sm_100a")
 DECODE_THREADS, GEMM_THREADS = 192, 320
 # of the published planner at TP 1 and 8 with 148 SMs; the 23 of decode are compared in tests/plan/test_decode.py
 PUBLISHED_PREFILL = {
@@ -39,7 +39,7 @@ def plans(registry: Registry, arch: str, partials: tuple[int, ...]) -> Iterator[
     target = registry.model.target(arch)
     assert target is not None
     counts = [
-        tokens for span in token_ranges(registry.model, "sm100", registry.model.max_tokens) for tokens in ends(span)
+        tokens for span in FAMILY.token_ranges(registry.model, registry.model.max_tokens) for tokens in ends(span)
     ]
     for sm_count in target.sm_counts:
         device = DeviceFacts.nominal(arch, sm_count)
@@ -84,8 +84,8 @@ def test_ends_of_ranges_reach_the_keys_of_every_token_count(tp: int, sm_count: i
     registry = load_registry("kimi_k3_latent_moe")
     request = {"tp": tp, "partials": 1, "device": DeviceFacts.nominal("sm_100a", sm_count)}
     found: set[str] = set()
-    for span in token_ranges(registry.model, "sm100", registry.model.max_tokens):
-        if span[0] <= registry.model.decode.max_tokens:
+    for span in FAMILY.token_ranges(registry.model, registry.model.max_tokens):
+        if span[0] <= FAMILY.decode(registry.model).max_tokens:
             continue
         for stage in ("front", "tail"):
             keys = [launched(registry, stage, tokens, **request) for tokens in span]
@@ -104,7 +104,7 @@ def test_device_that_holds_fewer_pairs_has_its_programs(pairs: int) -> None:
     """The driver may count fewer than SMs // 2."""
     registry = load_registry("kimi_k3_latent_moe")
     device = dataclasses.replace(DeviceFacts.nominal("sm_100a", 148), resident_pairs=pairs)
-    for span in token_ranges(registry.model, "sm100", registry.model.max_tokens):
+    for span in FAMILY.token_ranges(registry.model, registry.model.max_tokens):
         for tokens in ends(span):
             for tp in (1, 2, 4, 8, 16):
                 for stage in ("front", "tail"):
@@ -139,14 +139,14 @@ def test_launch_record_is_what_the_plan_computes(registry: Registry) -> None:
     for plan in plans(registry, "sm_100a", (1, 2)):
         for launch in plan.launches:
             if isinstance(launch.form, DecodeForm):
-                _check_decode(registry, registry.program(launch.key), launch.form)
+                _check_decode(registry.program(launch.key), launch.form)
             elif isinstance(launch.form, GemmForm):
                 _check_gemm(registry, registry.program(launch.key), launch)
 
 
-def _check_decode(registry: Registry, program: Program, form: DecodeForm) -> None:
+def _check_decode(program: Program, form: DecodeForm) -> None:
     record = program.launch
-    assert record.dynamic_smem_bytes == decode_smem(form, registry.model).total_bytes <= 232448
+    assert record.dynamic_smem_bytes == decode_smem(form).total_bytes <= 232448
     assert record.cluster == (form.cluster_ctas, 1, 1)
     assert record.cooperative == form.needs_residency
     assert record.block == (DECODE_THREADS, 1, 1)
@@ -159,7 +159,7 @@ def _check_gemm(registry: Registry, program: Program, launch: Launch) -> None:
     """A grid whose CTAs wait for each other's rows is resident as a whole, a cluster an item."""
     form, record = launch.form, program.launch
     assert isinstance(form, GemmForm)
-    assert record.dynamic_smem_bytes == gemm_smem_sm100(registry.model.prefill, form).total_bytes <= 232448
+    assert record.dynamic_smem_bytes == blackwell_gemm_smem(form).total_bytes <= 232448
     assert (record.block, record.cluster) == ((GEMM_THREADS, 1, 1), (2, 1, 1))
     assert record.cooperative == form.fused_norm
     assert record.programmatic == (form.stage == "tail" and not form.fused_norm)

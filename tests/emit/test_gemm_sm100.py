@@ -7,20 +7,15 @@ import dataclasses
 import pytest
 from models import kimi_k3_model, tiny_ragged_model
 
-from cakegen.emit.gemm_sm100 import gemm_program_sm100, gemm_smem_sm100
+from cakegen.emit.gemm_sm100 import gemm_program_sm100
 from cakegen.emit.program import ProgramSpec
 from cakegen.errors import EmitError
-from cakegen.model import DeviceFacts, Family, Model, Target
+from cakegen.model import DeviceFacts, Model, Target
 from cakegen.plan import GemmForm, plan_route
+from cakegen.plan.gemm_layout import blackwell_gemm_smem
 from cakegen.plan.workspace import control_words, partials_elems
 
 LIMIT = 232448
-
-
-def with_front(model: Model) -> Model:
-    family = Family("front_gemm", "sm100", "kernels/sm100/front_gemm.cu")
-    others = tuple(each for each in model.families if (each.name, each.arch_family) != (family.name, "sm100"))
-    return dataclasses.replace(model, families=(*others, family))
 
 
 def front_form(model: Model, tp: int = 8, tokens: int = 129) -> GemmForm:
@@ -31,7 +26,7 @@ def front_form(model: Model, tp: int = 8, tokens: int = 129) -> GemmForm:
 
 
 def front_program(tokens: int = 129, **changes: object) -> ProgramSpec:
-    model = with_front(kimi_k3_model())
+    model = kimi_k3_model()
     form = dataclasses.replace(front_form(model, tokens=tokens), **changes)  # type: ignore[arg-type]
     return gemm_program_sm100(model, form, "sm100")
 
@@ -68,7 +63,7 @@ def test_tensor_memory_is_a_power_of_two_that_holds_two_tiles(block_n: int, colu
 
 def test_words_lie_behind_the_barriers_and_before_the_flags() -> None:
     model = kimi_k3_model()
-    smem = gemm_smem_sm100(model.prefill, front_form(model))
+    smem = blackwell_gemm_smem(front_form(model))
     barriers = front_program().barriers
     assert dict(barriers) == {
         "stage_full": 7,
@@ -92,7 +87,7 @@ def test_evict_first_is_a_program_of_its_own() -> None:
 
 
 def test_programs_of_all_tp_degrees_are_one() -> None:
-    model = with_front(kimi_k3_model())
+    model = kimi_k3_model()
     names = {gemm_program_sm100(model, front_form(model, tp), "sm100").name for tp in (1, 2, 4, 8, 16)}
     assert len(names) == 1
 
@@ -118,10 +113,6 @@ def test_ragged_widths_round_up_to_tiles() -> None:
     ("changes", "message"),
     [
         (
-            {"block_m": 64},
-            "front GEMM: 64 token rows a CTA; a pair's product has M = 2 * 128. Set prefill.block_m to 128",
-        ),
-        (
             {"block_n": 320},
             "2 tiles' sums of 320 columns take 1024 columns of tensor memory; an SM has 512. Use narrower tiles",
         ),
@@ -132,7 +123,7 @@ def test_ragged_widths_round_up_to_tiles() -> None:
         (
             {"num_stages": 8},
             "2048 bytes of barriers and flags + 8 stages * 32768 = 264192 bytes of shared memory; a CTA has 232448. "
-            "Lower the stages of tiles of 256 columns in prefill.",
+            "Lower the stages of tiles of 256 columns in blackwell.prefill.",
         ),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from models import tiny_model
+from models import changed, hopper, tiny_model
 
 from cakegen import paths
 from cakegen.emit.environment import template_environment
@@ -33,18 +33,18 @@ def test_each_tile_serves_each_stage_and_degree() -> None:
             widths = found.setdefault((entry.program.role, columns), set())
             widths.add((entry.program.value("kBlockN"), entry.program.value("kTileGroups")))
     assert set(found) == {(role, 1024 // tp) for role in ("front_gemm", "tail_gemm") for tp in DEGREES}
-    tiles = {(tile.block_n, tile.tile_groups) for tile in model.prefill_sm90.tiles}
+    tiles = {(tile.block_n, tile.tile_groups) for tile in hopper(model).prefill.tiles}
     assert set(map(frozenset, found.values())) == {frozenset(tiles)}
 
 
 def test_preamble_has_the_mma_of_each_width_and_no_other() -> None:
     model = small_model()
-    few = dataclasses.replace(model.prefill_sm90, tiles=model.prefill_sm90.tiles[:2])
-    for each in (model, dataclasses.replace(model, prefill_sm90=few)):
+    few = changed(model, hopper__prefill__tiles=hopper(model).prefill.tiles[:2])
+    for each in (model, few):
         environment = template_environment(paths.templates_root())
         specs = [entry.program for entry in reached_keys(each)]
         text = render_preambles(environment, each.name, specs)[f"cake_{each.name}_device_sm90.cuh"]
         widths = [int(width) for width in re.findall(r"void wgmma_m64_k16<(\d+)>", text)]
         forms = [plan.launches[-1].form for plan in reached_plans(each)]
         tokens = {form.n_pad // form.token_parts for form in forms if isinstance(form, DecodeForm)}
-        assert widths == sorted(tokens | {tile.block_n for tile in each.prefill_sm90.tiles})
+        assert widths == sorted(tokens | {tile.block_n for tile in hopper(each).prefill.tiles})

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from models import hopper
 
 from cakegen import paths
 from cakegen.arch import architecture
@@ -162,7 +163,7 @@ def test_a_token_of_hopper_is_added_up_in_the_same_halves_however_many_come_with
     found = set()
     for stage, tp in itertools.product(("front", "tail"), target.tp_degrees):
         halves = set()
-        for tokens in model.decode_sm90.n_pads:
+        for tokens in hopper(model).decode.n_pads:
             form = plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device).launches[0].form
             halves |= {first_sums(model, form)} if isinstance(form, DecodeForm) else set()
         found |= halves - {()}

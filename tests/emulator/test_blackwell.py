@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulator_sweep import Sweep, cases_of, program_keys, read_rows, run_case
-from models import tiny_model, tiny_ragged_model
+from models import changed, tiny_model, tiny_ragged_model
 
 from cakegen import paths
 from cakegen.emit import render_tree, write_tree
@@ -53,8 +53,7 @@ def test_program_matches_the_reference_whatever_the_schedule(registry: Registry,
 
 def written(model: Model, tps: tuple[int, ...], folder: Path) -> Registry:
     """The tree of a model for one Blackwell part, written for a test."""
-    families = tuple(family for family in model.families if family.arch_family == "sm100")
-    model = dataclasses.replace(model, targets=(Target(ARCH, tps, (148,)),), families=families)
+    model = dataclasses.replace(model, targets=(Target(ARCH, tps, (148,)),), hopper=None)
     write_tree(folder / model.name, render_tree(model, model.name))
     return load_registry(folder / model.name)
 
@@ -71,7 +70,7 @@ def test_slices_that_end_inside_a_chunk_are_shared_by_a_pair(tmp_path: Path) -> 
 def test_each_of_a_pair_may_finish_half_of_the_tokens(tmp_path: Path) -> None:
     """No export sets it for Blackwell; a model may."""
     tiny = tiny_model()
-    halves = dataclasses.replace(tiny, decode=dataclasses.replace(tiny.decode, split_finalize_n_pad=32))
+    halves = changed(tiny, blackwell__decode__split_finalize_n_pad=32)
     registry = written(halves, (1, 4), tmp_path)
     for case in (front(4, 20), front(4, 128), tail(4, 33, 2, 1), tail(1, 127, 1, 0)):
         (launch,) = case.plan(registry.model).launches

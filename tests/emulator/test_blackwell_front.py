@@ -14,7 +14,7 @@ from cakegen.emit.tree import render_tree
 from cakegen.emit.write import write_tree
 from cakegen.emulator import Options, emulate_plan
 from cakegen.emulator.launches.cases import Case, compare, emulate_case, make_operands
-from cakegen.model import Family, Model, Target
+from cakegen.model import Model, Target
 from cakegen.plan.workspace import partials_elems
 from cakegen.registry import Registry, load_registry
 from cakegen.runtime.validate import validate_front
@@ -111,13 +111,8 @@ def test_rows_that_begin_at_odd_multiples_of_16_bytes_are_stored(registry: Regis
 
 
 def written(model: Model, tps: tuple[int, ...], folder: Path) -> Registry:
-    """The fronts of a model for one Blackwell part, written for a test."""
-    families = (
-        Family("decode", "sm100", "kernels/sm100/decode.cu"),
-        Family("tail_norm", "sm100", "kernels/tail_norm.cu"),
-        Family("front_gemm", "sm100", "kernels/sm100/front_gemm.cu"),
-    )
-    model = dataclasses.replace(model, targets=(Target(ARCH, tps, (8,)),), families=families, max_tokens=512)
+    """The programs of a model for one Blackwell part, written for a test."""
+    model = dataclasses.replace(model, targets=(Target(ARCH, tps, (8,)),), hopper=None, max_tokens=512)
     write_tree(folder / model.name, render_tree(model, model.name))
     return load_registry(folder / model.name)
 

@@ -48,8 +48,7 @@ def form_of(registry: Registry, case: Case) -> GemmForm:
 
 def written(model: Model, tps: tuple[int, ...], folder: Path) -> Registry:
     """The prefill tree of a model for one Blackwell part, written for a test."""
-    families = tuple(family for family in model.families if family.arch_family == "sm100")
-    model = dataclasses.replace(model, targets=(Target(ARCH, tps, (148,)),), families=families, max_tokens=600)
+    model = dataclasses.replace(model, targets=(Target(ARCH, tps, (148,)),), hopper=None, max_tokens=600)
     write_tree(folder / model.name, render_tree(model, model.name))
     return load_registry(folder / model.name)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_model
+from models import hopper, tiny_model
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case
@@ -22,7 +22,7 @@ from cakegen.rules import HopperTile
 pytestmark = pytest.mark.emulator
 
 SCHEDULES = (("early", 0), ("late", 0), ("random", 0), ("random", 1))
-TILES = {tile.block_n: tile for tile in tiny_model().prefill_sm90.tiles}
+TILES = {tile.block_n: tile for tile in hopper(tiny_model()).prefill.tiles}
 
 
 @dataclass(frozen=True)

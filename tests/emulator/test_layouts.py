@@ -43,8 +43,11 @@ def prefill() -> LayoutCheck:
     """The same programs for a model whose prefill begins at 65 tokens."""
     registry = load_registry("tiny_latent_moe")
     model = registry.model
-    rules = [dataclasses.replace(each, max_tokens=64, n_pads=(8, 64)) for each in (model.decode, model.decode_sm90)]
-    early = dataclasses.replace(model, decode=rules[0], decode_sm90=rules[1])
+    families = {name: getattr(model, name) for name in ("hopper", "blackwell")}
+    few = {name: dataclasses.replace(rules.decode, max_tokens=64, n_pads=(8, 64)) for name, rules in families.items()}
+    early = dataclasses.replace(
+        model, **{name: dataclasses.replace(rules, decode=few[name]) for name, rules in families.items()}
+    )
     return LayoutCheck(LatentMoe(dataclasses.replace(registry, model=early)), backend="emulator")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_model
+from models import hopper, tiny_model
 from pair_tiles import count_pair_tiles
 from schedules import same_under_all_schedules
 from shorter_requests import outputs_of
@@ -20,7 +20,7 @@ from cakegen.registry import Registry
 
 pytestmark = pytest.mark.emulator
 
-TILES = {tile.block_n: tile for tile in tiny_model().prefill_sm90.tiles}
+TILES = {tile.block_n: tile for tile in hopper(tiny_model()).prefill.tiles}
 # Case, columns of tiles, whether tiles are cut. Of an uneven number of columns the last has the lone row tile alone.
 CASES = {
     "front, whole tiles": (Case("front", 16, 300, 1, 6, tile=TILES[224]), 6, False),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from copied_boxes import record_boxes
+from models import hopper
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case
@@ -25,7 +26,7 @@ def test_last_tile_of_a_class_loads_whole_boxes(
 ) -> None:
     form = case.plan(registry.model).launches[0].form
     assert isinstance(form, DecodeForm)
-    assert form.block_m == registry.model.decode_sm90.narrow_block_m
+    assert form.block_m == hopper(registry.model).decode.front.narrow.block_m
     boxes = record_boxes(monkeypatch, WEIGHTS)
     assert emulate_case(registry, case, Options("random", 0, "wide")).problems == ()
     assert {box.name for box in boxes} == WEIGHTS

@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 import torch
 from copied_boxes import Box
-from models import tiny_model
+from models import changed, hopper, tiny_model
 from shorter_requests import outputs_of
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case
 from cakegen.model import Model
 from cakegen.plan import GemmForm
+from cakegen.plan.records import GEMM_BLOCK_M
 from cakegen.registry import Registry
 
 pytestmark = pytest.mark.emulator
 
-BLOCK_M = tiny_model().prefill_sm90.block_m
-TILES = {tile.block_n: tile for tile in tiny_model().prefill_sm90.tiles}
+BLOCK_M = GEMM_BLOCK_M
+FEW = (("n_pads", (8, 64)), ("max_cta_tokens", 64))
+TILES = {tile.block_n: tile for tile in hopper(tiny_model()).prefill.tiles}
 # The last row tile is rank 0's or rank 1's of its pair, and lacks one row, many, or all but one.
 CASES = {
     "front, one row": Case("front", 8, 129, tile=TILES[256]),
@@ -48,8 +50,8 @@ def test_ragged_row_tile_loads_boxes_that_lie_inside_of_the_tokens(
 def early_prefill(registry: Registry) -> Registry:
     """The same programs for a model whose prefill begins at 65 tokens."""
     model = registry.model
-    rules = [dataclasses.replace(each, max_tokens=64, n_pads=(8, 64)) for each in (model.decode, model.decode_sm90)]
-    return dataclasses.replace(registry, model=dataclasses.replace(model, decode=rules[0], decode_sm90=rules[1]))
+    few = {f"{family}__decode__{field}": value for family in ("hopper", "blackwell") for field, value in FEW}
+    return dataclasses.replace(registry, model=changed(model, **few))
 
 
 @pytest.mark.parametrize("tokens", [65, 127, 128])

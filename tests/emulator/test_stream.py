@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models import hopper
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator import Fault, Options, emulate_calls, load_program, program_of
@@ -20,7 +21,8 @@ from cakegen.emulator.machine.machine import Machine
 from cakegen.emulator.machine.memory import Buffer
 from cakegen.emulator.machine.residency import LaunchShape
 from cakegen.emulator.text.translate import Program
-from cakegen.plan import DecodeForm, weights_ahead
+from cakegen.plan import DecodeForm
+from cakegen.plan.decode import weights_ahead
 from cakegen.registry import Registry
 from cakegen.runtime.validate import validate_front, validate_tail
 
@@ -237,6 +239,6 @@ def test_overlapping_launch_reads_as_many_weights_ahead_as_on_a_device(registry:
         emulate_calls(registry, [call], Options("early", 0, "wide", machine=machine), overlap=overlap)
     form = plan.launches[0].form
     assert isinstance(form, DecodeForm)
-    rules = model.for_family("sm90").decode
-    assert seen == [weights_ahead(form, model.for_family("sm90"), False), form.num_stages]
-    assert form.num_stages > rules.front_ahead
+    rules = hopper(model).decode
+    assert seen == [weights_ahead(form, rules, False), form.num_stages]
+    assert form.num_stages > rules.front.weights_ahead

@@ -18,11 +18,16 @@ from cakegen import paths
 from cakegen.cli.main import main
 from cakegen.errors import PlanError, SpecError
 from cakegen.model import DeviceFacts, Model
-from cakegen.plan import plan_route
+from cakegen.plan import family_of, plan_route
 from cakegen.spec import parse_export
 
 RAW = (paths.exports_root() / "tiny_latent_moe" / "export.toml").read_bytes()
 TABLE = tomllib.loads(RAW.decode())
+TABLE |= {
+    family: tomllib.loads((paths.exports_root() / "tiny_latent_moe" / TABLE[family]).read_text())
+    for family in ("hopper", "blackwell")
+}
+"""With the rules that stand in files beside it."""
 
 
 def to_toml(table: dict[str, Any]) -> str:
@@ -64,7 +69,7 @@ def check(file: Path) -> None:
 def can_be_planned(model: Model) -> None:
     for target in model.targets:
         for stage in ("front", "tail"):
-            for tokens in (1, model.decode.max_tokens, model.max_tokens):
+            for tokens in (1, family_of(target.arch).decode(model).max_tokens, model.max_tokens):
                 device = DeviceFacts.nominal(target.arch, target.sm_counts[0])
                 plan = plan_route(model, stage=stage, tp=target.tp_degrees[0], tokens=tokens, partials=1, device=device)
                 assert plan.launches

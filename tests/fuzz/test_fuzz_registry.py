@@ -105,7 +105,7 @@ def test_registry_with_a_damaged_model_is_refused_or_whole(tmp_path: Path, value
     allowed(tree_texts(tmp_path, WHOLE | values))
 
 
-RULES = ("decode", "decode_sm90", "prefill", "prefill_sm90")
+RULES = ("hopper", "blackwell")
 
 
 def places(value: Any, where: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
@@ -130,8 +130,8 @@ FIELDS = [place for rules in RULES for place in places(WHOLE["MODEL"][rules], (r
 
 
 def test_fields_reach_into_tables() -> None:
-    assert ("prefill", "block_n") in FIELDS
-    assert ("prefill_sm90", "tiles", 3, "segment_cost") in FIELDS
+    assert ("blackwell", "prefill", "block_n") in FIELDS
+    assert ("hopper", "prefill", "tiles", 3, "segment_cost") in FIELDS
 
 
 @pytest.mark.parametrize("value", [0, -1, 1, 2**31])
@@ -146,7 +146,7 @@ def test_each_threshold_out_of_bounds_is_refused_or_planned(value: int) -> None:
 
 
 def test_tile_of_nothing_names_the_way_out() -> None:
-    model = from_literal(Model, {**WHOLE["MODEL"], "decode_sm90": {**WHOLE["MODEL"]["decode_sm90"], "block_k": 0}})
+    model = from_literal(Model, with_number(WHOLE["MODEL"], ("hopper", "decode", "front", "narrow", "block_m"), 0))
     with pytest.raises(PlanError, match=r"T = 1: a tile or a threshold of the model is too small .* export again"):
         plan_route(model, stage="front", tp=8, tokens=1, partials=1, device=DeviceFacts.nominal("sm_90a", 132))
 

@@ -24,7 +24,7 @@ import torch
 from gpu_cases import REGISTRIES, GuardedPartials, Weights, make_weights, remembered, rendered_tree
 from gpu_prefill import DEGREES, ROWS, TOKENS, guarded_partials
 from gpu_summary import Summary
-from models import kimi_k3_model, tiny_model
+from models import hopper, kimi_k3_model, tiny_model
 
 from cakegen.errors import RegistryError
 from cakegen.model import Model
@@ -114,7 +114,7 @@ def _weights_of(moe: LatentMoe, device: torch.device, tokens: int) -> Weights:
 @pytest.fixture
 def weights(moe: LatentMoe, device: torch.device) -> Weights:
     """Weights of the model with inputs of a decode call, made once."""
-    return _weights_of(moe, device, moe.model.decode_sm90.max_tokens)
+    return _weights_of(moe, device, hopper(moe.model).decode.max_tokens)
 
 
 @pytest.fixture(scope="session")

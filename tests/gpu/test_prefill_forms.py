@@ -27,13 +27,13 @@ from gpu_cases import (
 )
 from gpu_checks import check_chunks, check_front, check_tail
 from gpu_prefill import ROWS, Example, examples
-from models import one_tile_models, tiny_ragged_model
+from models import changed, hopper, one_tile_models, tiny_ragged_model
 from random_models import random_model
 
 from cakegen.errors import LaunchError
 from cakegen.model import DeviceFacts, Model
 from cakegen.registry import Registry
-from cakegen.rules import HopperTile
+from cakegen.rules import CutRules, HopperTile
 from cakegen.runtime import LatentMoe
 
 CHAOS = ("-DCAKEGEN_CHAOS",)
@@ -54,7 +54,7 @@ def models_of_devices(registry: Registry, flags: tuple[str, ...] = ()) -> Iterat
 
 def label_of(moe: LatentMoe, example: Example) -> str:
     """What a finding names: the device, the tiles that its plan prefers, the request."""
-    costs = {tile.block_n: tile.iter_percent for tile in moe.model.prefill_sm90.tiles}
+    costs = {tile.block_n: tile.iter_percent for tile in hopper(moe.model).prefill.tiles}
     return f"{moe._device_facts} tiles {costs} % {example}"
 
 
@@ -146,16 +146,12 @@ def random_prefill_model(seed: int) -> Model:
     """A random model whose prefill thresholds are random too; its rings may be shallow, its raster narrow."""
     chance = random.Random(seed)
     model = random_model(seed)
-    rules = dataclasses.replace(
-        model.prefill_sm90,
-        raster_m_tiles=2 * chance.randint(1, 8),
-        stream_k_min_ipc=chance.randint(1, 4),
-        stream_k_max_segments=chance.randint(2, 4),
-        stream_k_min_saving=1,
-        stream_k_wider_min_saving=1,
-        tiles=tuple(_random_tile(tile, chance) for tile in model.prefill_sm90.tiles),
+    return changed(
+        model,
+        hopper__prefill__raster_m_tiles=2 * chance.randint(1, 8),
+        hopper__prefill__cut=CutRules(chance.randint(1, 4), chance.randint(2, 4), 1, 1),
+        hopper__prefill__tiles=tuple(_random_tile(tile, chance) for tile in hopper(model).prefill.tiles),
     )
-    return dataclasses.replace(model, prefill_sm90=rules)
 
 
 @pytest.mark.parametrize("seed", range(6))

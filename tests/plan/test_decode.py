@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from models import blackwell, changed
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import DecodeForm, plan_route
+from cakegen.plan.decode import spell_symbol
 
 HEAD = "decode:kimi_k3_latent_moe_decode_"
 FRONT_1 = "_p0_w0_t7_28_96_k112_0_o3584_c1"
@@ -62,7 +64,7 @@ def test_plan_gives_published_decode_key(
 
 
 def test_published_rules_give_the_published_keys_on_hopper_with_its_suffix(kimi: Model, h200: DeviceFacts) -> None:
-    published = dataclasses.replace(kimi, decode_sm90=kimi.decode)
+    published = changed(kimi, hopper__decode=blackwell(kimi).decode)
     for (stage, tp, partials, tokens, _), key in KEYS.items():
         plan = plan_route(published, stage=stage, tp=tp, tokens=tokens, partials=partials, device=h200)
         assert [launch.key for launch in plan.launches] == [f"{HEAD}{key}@sm_90a"]
@@ -95,7 +97,7 @@ def test_hopper_stages_fewer_rows_and_splits_the_finish(
 
 
 def test_hopper_refuses_a_ring_of_one_stage(kimi: Model, h200: DeviceFacts) -> None:
-    shallow = dataclasses.replace(kimi, decode_sm90=dataclasses.replace(kimi.decode_sm90, max_stages=1))
+    shallow = changed(kimi, hopper__decode__max_stages=1)
     with pytest.raises(PlanError, match="1 ring stages fit, at least 2 are needed"):
         plan_route(shallow, stage="front", tp=1, tokens=1, partials=1, device=h200)
 
@@ -116,13 +118,13 @@ def test_every_decode_request_gives_one_of_the_23_keys(kimi: Model, b200: Device
 def test_ragged_slice_is_spelled_last(kimi: Model, h200: DeviceFacts) -> None:
     form = decode_form(kimi, h200, "tail", 16, 32)
     assert (form.k1_chunks, form.k1_cols, form.k1_ragged_cols) == (4, 224, 32)
-    assert form.symbol.endswith("_k4_6_o7168_c1_f_g2_tt2_kt32")
+    assert spell_symbol(form, kimi.name).endswith("_k4_6_o7168_c1_f_g2_tt2_kt32")
 
 
 def test_front_symbol_says_hidden_chunks_and_latent(kimi: Model, h200: DeviceFacts) -> None:
     form = decode_form(kimi, h200, "front", 16, 1)
     assert (form.tiles, form.grid_ctas, form.cluster_ctas) == (56, 112, 2)
-    assert "_t10_38_8_k112_0_o3584_c2_m96" in form.symbol
+    assert "_t10_38_8_k112_0_o3584_c2_m96" in spell_symbol(form, kimi.name)
 
 
 @pytest.mark.parametrize(("tp", "tokens"), [(4, 16), (4, 9)])
@@ -179,14 +181,19 @@ def test_small_tokens_keep_the_floor_of_the_ring(kimi: Model, h200: DeviceFacts)
 
 
 def test_every_decision_names_its_rule(kimi: Model, h200: DeviceFacts) -> None:
-    derived = {"stage", "tp", "router_tiles", "latent_tiles", "shared_tiles", "k1_chunks", "k2_chunks", "k1_cols"}
-    derived |= {"k1_ragged_cols", "out_cols", "symbol"}
+    derived = {"stage", "tp", "router_tiles", "latent_tiles", "shared_tiles", "k2_chunks", "k1_cols", "out_cols"}
+    derived |= {"landing_bytes"}
+    # a field that several rules decide is read through the property that each is about
+    of_sharing = {"cluster_ctas", "token_parts", "grid_ctas"}
+    of_norm = {"fused_norm", "resident_b", "staged_rows", "needs_residency"}
+    of_pause = {"no_prefetch", "stagger_units", "wide_wait"}
     plan = plan_route(kimi, stage="tail", tp=8, tokens=16, partials=1, device=h200)
-    form = plan.launches[0].form
-    decided = {field.name for field in dataclasses.fields(form)} - derived
-    assert {rule.field for rule in plan.rules} == decided | {"overlap"}
+    (launch,) = plan.launches
+    decided = {field.name for field in dataclasses.fields(launch.form)} - derived - {"sharing", "norm"}
+    assert {rule.field for rule in plan.rules} == decided | of_sharing | of_norm | of_pause | {"overlap"}
     for rule in plan.rules:
-        assert rule.value == getattr(plan.launches[0] if rule.field == "overlap" else form, rule.field)
+        found = launch.overlap is not None if rule.field == "overlap" else getattr(launch.form, rule.field)
+        assert rule.value == found
         assert rule.reason
 
 
@@ -204,10 +211,10 @@ def test_plan_refuses_output_tile_over_the_ring(kimi: Model, h200: DeviceFacts) 
         decode_form(kimi, small, "front", 1, 128)
 
 
-def test_plan_refuses_offsets_off_the_swizzle_period(kimi: Model, h200: DeviceFacts) -> None:
-    odd = dataclasses.replace(kimi, decode_sm90=dataclasses.replace(kimi.decode_sm90, flag_bytes=512))
-    with pytest.raises(PlanError, match=r"A ring would start at byte 4608 = 1024 \* 4 \+ 512"):
-        decode_form(odd, h200, "front", 8, 8)
+def test_plan_refuses_offsets_off_the_swizzle_period(kimi: Model) -> None:
+    odd = changed(kimi, hopper__decode__single_landing_bytes=512)
+    with pytest.raises(PlanError, match=r"A ring would start at byte 2560 = 1024 \* 2 \+ 512"):
+        decode_form(odd, DeviceFacts.nominal("sm_90a", 78), "front", 8, 8)
 
 
 @pytest.mark.parametrize(

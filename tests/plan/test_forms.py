@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from models import kimi_k3_model, one_tile_models, short_decode, tiny_model, tiny_quarters_model, tiny_ragged_model
+from models import (
+    hopper,
+    kimi_k3_model,
+    one_tile_models,
+    short_decode,
+    tiny_model,
+    tiny_quarters_model,
+    tiny_ragged_model,
+)
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import form_of, plan_route
@@ -75,12 +83,12 @@ def test_tiny_reaches_every_hopper_prefill_form() -> None:
     for model in (
         tiny,
         *one_tile_models(tiny),
-        *(tiny_quarters_model(tile.block_n) for tile in tiny.prefill_sm90.tiles),
+        *(tiny_quarters_model(tile.block_n) for tile in hopper(tiny).prefill.tiles),
     ):
         small |= forms(model, "sm_90a", sm_counts(tiny, "sm_90a"), tokens)
     assert large <= small
     assert {form[1] for form in large if has(form, "gemm_tail")} == {
-        ("block_n", tile.block_n) for tile in kimi.prefill_sm90.tiles
+        ("block_n", tile.block_n) for tile in hopper(kimi).prefill.tiles
     }
     # each way to cut, with and without whole tiles before it
     for stage in ("gemm_front", "gemm_tail"):

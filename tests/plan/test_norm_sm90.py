@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-from models import kimi_k3_model, short_decode, with_tile
+from models import changed, hopper, kimi_k3_model, short_decode, with_tile
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, NormForm, Plan, plan_route
@@ -62,13 +60,13 @@ def test_plan_of_one_partial_gives_the_pinned_items(
 
 
 def test_norm_is_fused_for_one_partial_and_shared_tiles_only(kimi: Model, h200: DeviceFacts) -> None:
-    for tile in kimi.prefill_sm90.tiles:
+    for tile in hopper(kimi).prefill.tiles:
         shared = tile.block_n > 128
-        assert can_fuse_norm(tile, 300, 1, kimi.prefill_sm90) is shared
-        assert not can_fuse_norm(tile, 300, 2, kimi.prefill_sm90)
+        assert can_fuse_norm(tile, 300, 1) is shared
+        assert not can_fuse_norm(tile, 300, 2)
         # 1023 pair rows of 256 tokens and one more word fill the 1024
-        assert can_fuse_norm(tile, 1023 * 256, 1, kimi.prefill_sm90) is shared
-        assert not can_fuse_norm(tile, 1023 * 256 + 1, 1, kimi.prefill_sm90)
+        assert can_fuse_norm(tile, 1023 * 256, 1) is shared
+        assert not can_fuse_norm(tile, 1023 * 256 + 1, 1)
         for partials in (1, 2):
             plan = plan_tail(with_tile(kimi, tile.block_n), h200, 8, 700, partials)
             gemm = plan.launches[-1].form
@@ -105,7 +103,7 @@ def test_rule_of_the_norm_says_what_it_lacks(kimi: Model, h200: DeviceFacts) -> 
 )
 def test_rows_come_first_unless_iterations_hide_them(kimi: Model, down: int, tokens: int, rows: int) -> None:
     """16 row tiles of 128 are the first ones of all pairs; an iteration hides 33 rows."""
-    assert norm_first_rows(down, tokens, kimi.prefill_sm90) == rows
+    assert norm_first_rows(down, tokens, hopper(kimi).prefill) == rows
 
 
 @pytest.mark.parametrize(
@@ -124,16 +122,13 @@ def test_rows_come_first_unless_iterations_hide_them(kimi: Model, down: int, tok
 def test_norm_costs_what_the_export_says(
     kimi: Model, block_n: int, down: int, tokens: int, partials: int, iters: int
 ) -> None:
-    (tile,) = (tile for tile in kimi.prefill_sm90.tiles if tile.block_n == block_n)
-    assert norm_cost_iters(tile, down, tokens, partials, kimi.prefill_sm90) == iters
+    (tile,) = (tile for tile in hopper(kimi).prefill.tiles if tile.block_n == block_n)
+    assert norm_cost_iters(tile, down, tokens, partials, hopper(kimi).prefill) == iters
 
 
 def test_norms_cost_takes_another_tile(kimi: Model, h200: DeviceFacts) -> None:
     """TP 8, 256 tokens: tiles in turns are the cheapest, unless a launch of the norm costs much."""
-    cheap, dear = (
-        dataclasses.replace(kimi, prefill_sm90=dataclasses.replace(kimi.prefill_sm90, norm_launch_iters=iters))
-        for iters in (0, 40)
-    )
+    cheap, dear = (changed(kimi, hopper__prefill__norm__launch_iters=iters) for iters in (0, 40))
     for model, block_n in ((cheap, 128), (dear, 144)):
         form = plan_tail(model, h200, 8, 256, 1).launches[-1].form
         assert isinstance(form, GemmForm)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from models import kimi_k3_model, with_tile
+from models import hopper, kimi_k3_model, with_tile
 
 import cakegen
 from cakegen.model import DeviceFacts, Model
@@ -56,7 +56,7 @@ def losses(device: DeviceFacts) -> Iterator[tuple[Request, float]]:
 
 
 def test_what_was_measured_is_what_each_tile_is_planned_as(h200: DeviceFacts) -> None:
-    widths = [tile.block_n for tile in kimi_k3_model().prefill_sm90.tiles]
+    widths = [tile.block_n for tile in hopper(kimi_k3_model()).prefill.tiles]
     assert len(measured()) >= 90
     for request, times in measured().items():
         assert set(times) == {tiles_of(with_tile(kimi_k3_model(), width), h200, request) for width in widths}
@@ -80,4 +80,4 @@ def test_each_width_is_the_fastest_somewhere(stage: str) -> None:
     }
     assert len(best) >= 4
     everywhere = {min(times, key=lambda tiles: times[tiles])[0] for times in measured().values()}
-    assert everywhere == {tile.block_n for tile in kimi_k3_model().prefill_sm90.tiles}
+    assert everywhere == {tile.block_n for tile in hopper(kimi_k3_model()).prefill.tiles}

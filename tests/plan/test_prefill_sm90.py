@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from models import kimi_k3_model, one_tile_models, short_decode, tiny_model, with_tile
+from models import changed, hopper, kimi_k3_model, one_tile_models, short_decode, tiny_model, with_tile
 from pair_tiles import count_pair_tiles
 
 from cakegen.errors import PlanError
@@ -53,9 +53,10 @@ def form_of_gemm(gemm: Launch) -> GemmForm:
 
 def with_changed_tile(model: Model, block_n: int, **changes: int) -> Model:
     tiles = tuple(
-        dataclasses.replace(tile, **changes) if tile.block_n == block_n else tile for tile in model.prefill_sm90.tiles
+        dataclasses.replace(tile, **changes) if tile.block_n == block_n else tile
+        for tile in hopper(model).prefill.tiles
     )
-    return dataclasses.replace(model, prefill_sm90=dataclasses.replace(model.prefill_sm90, tiles=tiles))
+    return changed(model, hopper__prefill__tiles=tiles)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ def check_cut(parameters: dict[str, int], tiles: int, num_k: int) -> None:
 def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_count: int, block_n: int) -> None:
     device = DeviceFacts.nominal("sm_90a", sm_count)
     kimi = with_tile(kimi, block_n)
-    rules = kimi.prefill_sm90
+    rules = hopper(kimi).prefill
     for tp in TPS:
         num_k = K_ITERATIONS[stage][tp]
         checked: set[tuple[tuple[str, int], ...]] = set()
@@ -119,7 +120,7 @@ def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_cou
             tiles = count_pair_tiles(tokens, N_TILES[block_n][stage][tp])
             clusters = gemm.grid_ctas[0] // 2
             assert gemm.grid_ctas == (2 * min(parameters["num_items"], sm_count // 2), 1, 1)
-            assert 1 <= parameters["sk_max_seg"] <= rules.stream_k_max_segments
+            assert 1 <= parameters["sk_max_seg"] <= rules.cut.max_segments
             if not parameters["sk_total"]:
                 assert parameters["num_items"] == parameters["full_items"] == tiles
                 continue
@@ -129,7 +130,7 @@ def test_every_iteration_of_every_tile_runs_once(kimi: Model, stage: str, sm_cou
             assert parameters["sk_total"] == (tiles - parameters["full_items"]) * num_k
             # as even as whole iterations allow, and no item too short
             cut_items = parameters["num_items"] - parameters["full_items"]
-            assert parameters["sk_ipc"] == -(-parameters["sk_total"] // cut_items) >= rules.stream_k_min_ipc
+            assert parameters["sk_ipc"] == -(-parameters["sk_total"] // cut_items) >= rules.cut.min_ipc
             check_cut(parameters, tiles, num_k)
 
 
@@ -268,13 +269,13 @@ def test_the_cheapest_tile_is_taken(kimi: Model, h200: DeviceFacts) -> None:
 def test_of_equally_cheap_tiles_the_first_is_taken(kimi: Model, h200: DeviceFacts) -> None:
     for block_n in N_TILES:
         kimi = with_changed_tile(kimi, block_n, iter_percent=100, epilogue_iters=6)
-    kimi = dataclasses.replace(kimi, prefill_sm90=dataclasses.replace(kimi.prefill_sm90, norm_first_iters=0))
+    kimi = changed(kimi, hopper__prefill__norm__first_iters=0)
     assert form_of_gemm(gemm_of(kimi, h200, "tail", 8, 256)).block_n == 256
 
 
 def test_a_table_without_tiles_is_refused(kimi: Model, h200: DeviceFacts) -> None:
-    bare = dataclasses.replace(kimi, prefill_sm90=dataclasses.replace(kimi.prefill_sm90, tiles=()))
-    message = r"front: T = 300: prefill_sm90\.tiles is empty.*registry is damaged; export again"
+    bare = changed(kimi, hopper__prefill__tiles=())
+    message = r"front: T = 300: hopper\.prefill\.tiles is empty.*registry is damaged; export again"
     with pytest.raises(PlanError, match=message):
         gemm_of(bare, h200, "front", 8, 300)
 
@@ -353,7 +354,7 @@ def test_a_ring_over_shared_memory_is_refused(kimi: Model, h200: DeviceFacts) ->
     for number, block_n, stages, stage_bytes, most in ((0, 256, 5, 49152, 4), (6, 128, 8, 32768, 7)):
         deep = with_changed_tile(kimi, block_n, num_stages=stages)
         arithmetic = rf"{stages} stages \* {stage_bytes} bytes = {stages * stage_bytes} of 232448"
-        way_out = rf"Set prefill_sm90\.tiles\.{number}\.num_stages to {most} at most"
+        way_out = rf"Set hopper\.prefill\.tiles\.{number}\.num_stages to {most} at most"
         with pytest.raises(PlanError, match=rf"tiles of {block_n} columns does not fit: {arithmetic}\. {way_out}"):
             gemm_of(deep, h200, "front", 8, 200)
 

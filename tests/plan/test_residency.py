@@ -8,6 +8,7 @@ import pytest
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import DecodeForm, NormForm, Plan, decode_smem, plan_route, unit_shares
+from cakegen.plan.decode import spell_symbol
 
 SM_COUNTS = (40, 78, 114, 132, 144, 148, 152, 160)
 TPS = (1, 2, 4, 8, 16)
@@ -26,7 +27,7 @@ def test_every_decode_plan_fits_its_device(kimi: Model, plan_all, sm_count: int)
     device = DeviceFacts.nominal("sm_90a", sm_count)
     for plan in plan_all(kimi, device, TPS, range(1, 193)):
         (form,) = decode_forms(plan)
-        layout = decode_smem(form, kimi.for_family("sm90"))
+        layout = decode_smem(form)
         assert form.n_pad >= plan.tokens
         assert layout.total_bytes <= device.max_dynamic_smem_bytes
         assert layout.staging_offset + layout.staging_bytes <= layout.b_ring_offset + layout.b_ring_bytes
@@ -55,7 +56,7 @@ def test_symbol_spells_the_whole_form(kimi: Model, plan_all) -> None:
     for sm_count in SM_COUNTS:
         for plan in plan_all(kimi, DeviceFacts.nominal("sm_90a", sm_count), TPS, range(1, 193)):
             for form in decode_forms(plan):
-                assert forms.setdefault(form.symbol, form) == form
+                assert forms.setdefault(spell_symbol(form, kimi.name), form) == form
     assert len(forms) > 100
 
 

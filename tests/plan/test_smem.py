@@ -15,7 +15,7 @@ TPS = (1, 2, 4, 8, 16)
 def layout(model: Model, device: DeviceFacts, stage: str, tp: int, tokens: int, partials: int = 1) -> DecodeSmem:
     form = plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=device).launches[-1].form
     assert isinstance(form, DecodeForm)
-    return decode_smem(form, model)
+    return decode_smem(form)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_regions_follow_each_other_without_overlap(kimi: Model, plan_all, sm_cou
     for plan in plan_all(kimi, device, TPS, range(1, 193)):
         form = plan.launches[-1].form
         assert isinstance(form, DecodeForm)
-        found = decode_smem(form, kimi)
+        found = decode_smem(form)
         landing_end = found.landing_offset + (0 if form.landing_alias else found.landing_bytes)
         assert (found.barriers_offset, found.flags_offset, found.landing_offset) == (0, 1024, 2048)
         assert found.a_ring_offset == landing_end

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cakegen.arch import architecture
 from cakegen.emulator.launches.launch import DEFAULT_OPTIONS, Options, emulate_calls, emulate_plan
 from cakegen.emulator.launches.stream import LaunchReport
 from cakegen.emulator.text.translate import Program
 from cakegen.errors import EmulationError, PlanError
 from cakegen.model import DeviceFacts, Model, Target
-from cakegen.plan import plan_route
+from cakegen.plan import family_of, plan_route
 from cakegen.plan.records import DecodeForm, Plan
 from cakegen.registry import Registry
 from cakegen.rules import HopperTile
@@ -138,14 +137,14 @@ def _requests(model: Model, arch: str) -> Iterator[Case]:
     target = model.target(arch)
     if target is None:
         return
-    family = architecture(arch).family
-    decode = model.for_family(family).decode
+    family = family_of(arch)
+    decode = family.decode(model)
     yield from _each(target, range(decode.max_cta_tokens, 0, -1))
     for case in _each(target, [tokens for tokens in reversed(decode.n_pads) if tokens > decode.max_cta_tokens]):
         if isinstance(case.plan(model).launches[-1].form, DecodeForm):
             yield case
     yield from _each(target, _PREFILL_TOKENS)
-    for tile in model.prefill_sm90.tiles if family == "sm90" else ():
+    for tile in family.tiles(model):
         yield from _each(target, _PREFILL_TOKENS, tile)
 
 

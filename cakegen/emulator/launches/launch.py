@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from cakegen.arch import architecture
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.launches.address_space import AddressSpace
@@ -304,8 +303,7 @@ class _Call:
     def queue(self, launch: Launch, program: Program, overlap: bool) -> QueuedLaunch:
         """A launch with its arguments bound."""
         record = self.registry.program(launch.key)
-        model = self.registry.model.for_family(architecture(self.arch).family)
-        attributes, own = decide_overlap(launch, record.launch, model, overlap)
+        attributes, own = decide_overlap(launch, record.launch, overlap)
         parameters = run_parameters(self.request) | own
         arguments = bind_arguments(record, self.operands, self.addresses, parameters)
 

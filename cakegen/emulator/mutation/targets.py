@@ -16,6 +16,7 @@ from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator.launches.cases import Case, find_case
 from cakegen.emulator.mutation.mutants import Mutant, mutants_of
 from cakegen.errors import EmulationError, PlanError
+from cakegen.plan import family_of
 from cakegen.registry import Registry
 
 # Line information changes no instruction, and says where each comes from.
@@ -126,7 +127,7 @@ def target_of(registry: Registry, name: str, arch: str) -> Target:
     if sm_count:
         case = dataclasses.replace(case, sm_count=int(sm_count), tokens=int(tokens or case.tokens))
         # where another tile is the cheaper one there, the key's own is taken all the same
-        tiles = (case.tile, *registry.model.prefill_sm90.tiles)
+        tiles = (case.tile, *family_of(arch).tiles(registry.model))
         cases = [dataclasses.replace(case, tile=tile) for tile in tiles]
         case = next((each for each in cases if _launches(registry, each, key)), case)
         if not _launches(registry, case, key):

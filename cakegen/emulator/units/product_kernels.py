@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from cakegen.compile.cache import cache_root
+from cakegen.compile.cache_folder import cache_root
 from cakegen.errors import CakeError
 
 Kernel = Callable[[Any, Any, Any, Any, int, int, Any], int]
