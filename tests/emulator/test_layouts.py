@@ -44,7 +44,7 @@ def prefill() -> LayoutCheck:
     registry = load_registry("tiny_latent_moe")
     model = registry.model
     families = {name: getattr(model, name) for name in ("hopper", "blackwell")}
-    few = {name: dataclasses.replace(rules.decode, max_tokens=64, n_pads=(8, 64)) for name, rules in families.items()}
+    few = {name: dataclasses.replace(rules.decode, n_pads=(8, 64)) for name, rules in families.items()}
     early = dataclasses.replace(
         model, **{name: dataclasses.replace(rules, decode=few[name]) for name, rules in families.items()}
     )
