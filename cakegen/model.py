@@ -130,10 +130,22 @@ def from_literal(cls: type[R], literal: Any) -> R:
     RegistryError
         A field is missing that may not be None, unknown, or of the wrong type.
     """
-    return typing.cast(R, _convert(cls, literal, cls.__name__))
+    return typing.cast(R, convert_literal(cls, literal, cls.__name__))
 
 
-def _convert(kind: Any, value: Any, where: str) -> Any:
+def convert_literal(kind: Any, value: Any, where: str) -> Any:
+    """A literal as a value of an annotation: a record, a tuple, or one of the literals themselves.
+
+    Parameters
+    ----------
+    where
+        What to call it in a message.
+
+    Raises
+    ------
+    RegistryError
+        As `from_literal`.
+    """
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _convert_record(kind, value, where)
     if typing.get_origin(kind) is tuple:
@@ -152,7 +164,7 @@ def _convert_record(kind: type, value: Any, where: str) -> Any:
         got = sorted(value) if isinstance(value, dict) else type(value).__name__
         also = f", and may have {sorted(set(hints) - required)}" if len(required) < len(hints) else ""
         raise RegistryError(f"{where}: needs the fields {sorted(required)}{also}; got {got}")
-    given = {name: _convert(hints[name][0], item, f"{where}.{name}") for name, item in value.items()}
+    given = {name: convert_literal(hints[name][0], item, f"{where}.{name}") for name, item in value.items()}
     return kind(**dict.fromkeys(hints) | given)
 
 
@@ -163,7 +175,9 @@ def _convert_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any,
     items = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
     if len(value) != len(items):
         raise RegistryError(f"{where}: needs {len(items)} items; got {len(value)}")
-    return tuple(_convert(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(items, value, strict=True)))
+    return tuple(
+        convert_literal(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(items, value, strict=True))
+    )
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def build_binding(registry: Registry, key: str, folder: Path) -> Path:
     """Compile a key's binding, its kernel included, into a shared library; fails with the compiler's words."""
     constants = [f"-D{name}={value}" for name, value in registry.constants(key).items()]
     source = registry.csrc / registry.program(key).binding_source
-    return _compile(key, [*FLAGS, *target_flags(registry, key), *constants], source, folder)
+    return _compile(key, [*FLAGS, f"-I{registry.shared}", *target_flags(registry, key), *constants], source, folder)
 
 
 def build_from_manifest(manifest: Path, key: str, folder: Path) -> Path:

@@ -316,11 +316,10 @@ REGISTRIES: list[Registry] = []
 def rendered_tree(model: Model, folder: Path) -> Registry:
     """Export a model into a folder and read it back; skips where the template engine is not installed."""
     pytest.importorskip("jinja2")
-    from cakegen.emit.tree import render_tree
-    from cakegen.emit.write import write_tree
+    from cakegen.emit import render_tree, write_exports
 
-    write_tree(folder / "tree", render_tree(model, model.name))
-    return remembered(load_registry(folder / "tree"))
+    write_exports(folder / "trees", [render_tree(model, model.name)])
+    return remembered(load_registry(folder / "trees" / model.name))
 
 
 def remembered(registry: Registry) -> Registry:

@@ -18,7 +18,7 @@ from cakegen.model import DeviceFacts, Model
 from cakegen.plan import control_words, form_of, partials_elems, plan_route
 from cakegen.plan.gemm import PAIR_TOKENS
 from cakegen.plan.records import Plan
-from cakegen.registry import Program, Registry, load_registry
+from cakegen.registry import SHARED_FOLDER, Program, Registry, load_registry
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.device import open_device
 
@@ -108,10 +108,11 @@ def edited_tree(
 ) -> Registry:
     """A copy of a tree in which one place of every chosen kernel is another text; the registry has its digests."""
     root = Path(shutil.copytree(registry.root, folder / registry.export))
+    shutil.copytree(registry.shared, folder / SHARED_FOLDER)
     edited = 0
     for program in registry.programs.values():
         if chosen(program):
-            file = root / "csrc" / f"cake_{registry.export}" / program.kernel_source
+            file = folder / registry.path(program.kernel_source).relative_to(registry.root.parent)
             text, count = re.subn(pattern, replacement, file.read_text(encoding="utf-8"))
             assert count == 1, f"{file.name}: {count} places match {pattern!r}"
             file.write_text(text, encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from committed_trees import device_headers
 
 from cakegen.compile import CompileRequest, compile_cubin, compile_ptx
 from cakegen.registry import LaunchRecord, load_registry
@@ -17,7 +18,6 @@ from cakegen.runtime.tensor_map import TensorMap
 FOLDER = Path(__file__).parent / "gpu" / "questions"
 EXPORT = "tiny_latent_moe"
 ARCH = "sm_90a"
-_PREAMBLE = '#include "device_common.cuh"\n#include "device_sm90.cuh"\nusing namespace cake;\n'
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ Run = Callable[..., None]
 def request_of(kernel: Kernel) -> CompileRequest:
     """Its text under the preambles that generated programs use."""
     registry = load_registry(EXPORT)
-    headers = tuple(
-        (f"{name}.cuh", registry.read(f"cake_{EXPORT}_{name}.cuh")) for name in ("device_common", "device_sm90")
-    )
-    source = _PREAMBLE + (FOLDER / f"{kernel.file}.cu").read_text(encoding="utf-8")
+    includes, headers = device_headers(registry, hopper=True)
+    preamble = "".join(f'#include "{name}"\n' for name in includes) + "using namespace cake;\n"
+    source = preamble + (FOLDER / f"{kernel.file}.cu").read_text(encoding="utf-8")
     return CompileRequest(kernel.file, ARCH, source, headers, ("-std=c++17",), (), f"kernel_{kernel.name}")
 
 

@@ -12,17 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from small_registry import registry_text, registry_values, write_headers, write_sources
+
 from cakegen.model import to_literal
-from cakegen.registry import SCHEMA_VERSION, LaunchRecord, closure_digest
+from cakegen.registry import SCHEMA_VERSION, SHARED_FOLDER, LaunchRecord
 
 EXPORT = "small"
-PREAMBLE = "cake_small_device_common.cuh"
+PREAMBLE = "cake_device_common.cuh"
 PREAMBLE_TEXT = (
     "#pragma once\nnamespace cake { __device__ __forceinline__ float twice(float v) { return v * 2.0f; } }\n"
 )
 
 KERNEL = """// seal: sha256 {seal}
-#include "cake_small_device_common.cuh"
+#include "cake_device_common.cuh"
 
 struct Cfg {{
     static constexpr unsigned kProgramId = 0x{digest8}u;  // how this program names itself
@@ -64,12 +66,15 @@ class SmallProgram:
         seal = hashlib.sha256(self.name.encode()).hexdigest()
         return self.text.format(name=self.name, stages=self.stages, digest8=digest8, seal=seal)
 
+    def binding(self) -> str:
+        """The host half."""
+        return f"// host half of {self.name}\n"
+
     def record(self) -> dict[str, Any]:
         """The registry's record."""
         return {
             "role": self.role,
-            "sources": [f"{self.name}_kernel.cu", f"{self.name}_binding.cu"],
-            "headers": [PREAMBLE],
+            "includes": [PREAMBLE],
             "arches": list(self.arches),
             "flags": ["-std=c++17"],
             "ffi_entry": "run",
@@ -86,15 +91,7 @@ class SmallProgram:
                     dynamic_smem_bytes=self.smem_bytes,
                 )
             ),
-            "closure_digest": {},
         }
-
-
-def sealed_record(program: SmallProgram, preamble: str = PREAMBLE_TEXT) -> dict[str, Any]:
-    """The registry's record with the digests of what it is compiled from."""
-    record = program.record()
-    closure = ((f"{program.name}_kernel.cu", program.kernel()), (PREAMBLE, preamble))
-    return record | {"closure_digest": {a: closure_digest(a, closure, record["flags"]) for a in program.arches}}
 
 
 def small_programs() -> list[SmallProgram]:
@@ -117,22 +114,47 @@ def write_small_tree(
     """Write `folder/small`, in place of what is there."""
     root = folder / EXPORT
     shutil.rmtree(root, ignore_errors=True)
-    csrc = root / "csrc" / f"cake_{EXPORT}"
-    csrc.mkdir(parents=True)
+    sources = {f"{program.name}_kernel.cu": program.kernel() for program in programs}
+    sources |= {f"{program.name}_binding.cu": program.binding() for program in programs}
+    values = registry_values(
+        EXPORT,
+        model or {"dims": {"hidden": 512}, "targets": [{"arch": "sm_90a", "sm_counts": [132]}]},
+        {program.name: program.record() for program in programs},
+        {program.key: program.name for program in programs},
+        {program.key: program.constants for program in programs},
+        sources,
+        schema,
+    )
+    write_sources(root, EXPORT, sources)
+    write_headers(folder, {PREAMBLE: preamble})
+    (root / "cake_jit.py").write_text(registry_text(values))
+
+
+def write_old_tree(folder: Path, programs: list[SmallProgram]) -> None:
+    """The same tree as schema 2 laid it out: whole records as Python literals, headers in the tree's own folder."""
+    write_small_tree(folder, programs)
+    shutil.rmtree(folder / SHARED_FOLDER)
+    preamble = f"cake_{EXPORT}_device_common.cuh"
+    csrc = folder / EXPORT / "csrc" / f"cake_{EXPORT}"
+    (csrc / preamble).write_text(PREAMBLE_TEXT)
+    records = {}
+    for program in programs:
+        kernel = csrc / f"{program.name}_kernel.cu"
+        kernel.write_text(kernel.read_text().replace(PREAMBLE, preamble))
+        record = program.record()
+        del record["includes"]
+        sources = {"sources": [kernel.name, f"{program.name}_binding.cu"], "headers": [preamble]}
+        records[program.name] = {**record, **sources, "closure_digest": {"sm_90a": "0" * 64}}
     values = {
-        "SCHEMA_VERSION": schema,
+        "SCHEMA_VERSION": "2-42364d98",
         "EXPORT": EXPORT,
-        "MODEL": model or {"dims": {"hidden": 512}, "targets": [{"arch": "sm_90a", "sm_counts": [132]}]},
-        "MODULES": {program.name: sealed_record(program, preamble) for program in programs},
+        "MODEL": {"dims": {"hidden": 512}, "targets": [{"arch": "sm_90a", "sm_counts": [132]}]},
+        "MODULES": records,
         "KERNELS": {program.key: program.name for program in programs},
         "SPECIALIZATIONS": {program.key: dict(program.constants) for program in programs},
     }
     text = "\n".join(f"{name} = {pprint.pformat(value)}" for name, value in values.items())
-    (root / "cake_jit.py").write_text(text, encoding="utf-8")
-    (csrc / PREAMBLE).write_text(preamble)
-    for program in programs:
-        (csrc / f"{program.name}_kernel.cu").write_text(program.kernel())
-        (csrc / f"{program.name}_binding.cu").write_text(f"// host half of {program.name}\n")
+    (folder / EXPORT / "cake_jit.py").write_text(text)
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -347,7 +347,6 @@ def registry_of(model: Model) -> Registry:
         records[spec.name] = Program(
             name=spec.name,
             role=spec.role,
-            sources=(f"{spec.name}_kernel.cu", f"{spec.name}_binding.cu"),
             headers=(),
             arches=entry.arches,
             flags=(),
@@ -356,7 +355,7 @@ def registry_of(model: Model) -> Registry:
             tensor_maps=spec.tensor_maps,
             barriers=spec.barriers,
             launch=spec.launch,
-            closure_digest=(),
+            digests=(),
         )
     kernels = {entry.key: entry.program.name for entry in keys}
     constants = {entry.key: dict(entry.constants) for entry in keys if entry.constants}

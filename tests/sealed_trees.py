@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cakegen.registry import Program, Registry, closure_digest
+from cakegen.registry import Program, Registry, file_digest
 
 
 def sealed(registry: Registry, program: Program) -> Program:
     """A program with the digests of its files."""
-    texts = [(name, registry.read(name)) for name in (program.kernel_source, *program.headers)]
-    digests = ((arch, closure_digest(arch, texts, program.flags)) for arch in program.arches)
-    return replace(program, closure_digest=tuple(digests))
+    return replace(program, digests=tuple((name, file_digest(registry.read(name))) for name, _ in program.digests))
 
 
 def resealed(registry: Registry) -> Registry:

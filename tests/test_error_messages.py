@@ -16,14 +16,15 @@ import torch
 from compile_sources import PLAIN_REQUEST
 from models import tiny_model
 from runtime_fakes import FakeDriver
+from small_registry import registry_text, registry_values, small_record
 
 import cakegen
 from cakegen.compile import compile_cubin, load_nvrtc
 from cakegen.compile.cubin import CubinReader
 from cakegen.emit.filters import FILTERS
 from cakegen.errors import CompileError, EmitError, LaunchError, RegistryError, SpecError
-from cakegen.registry import LaunchRecord, Program, TensorMapEntry
-from cakegen.registry import _checked as checked_program
+from cakegen.model import to_literal
+from cakegen.registry import TensorMapEntry, load_registry
 from cakegen.runtime import driver
 from cakegen.runtime.control import WAIT_RECORD_WORDS, WaitRecord
 from cakegen.runtime.plain import check_tensors, check_whole
@@ -116,47 +117,36 @@ def test_degrees_out_of_order_name_the_two() -> None:
         check_model(dataclasses.replace(model, targets=(falling,)))
 
 
-PROGRAM = Program(
-    name="one",
-    role="tail_norm",
-    sources=("one_kernel.cu", "one_binding.cu"),
-    headers=(),
-    arches=("sm_90a",),
-    flags=(),
-    ffi_entry="run",
-    arg_plan=(("buffer", "out"),),
-    tensor_maps=(),
-    barriers=(),
-    launch=LaunchRecord((128, 1, 1), (1, 1, 1), False, False, False, 0),
-    closure_digest=(("sm_90a", "0" * 64),),
-)
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("table", "value", "message"),
     [
-        ({"sources": ("a.cu",)}, "one: needs two sources, kernel and binding; got ['a.cu']"),
         (
-            {"headers": ("../a.cuh",)},
-            "one: needs a plain file name of letters, digits, '_' and '.'; got '../a.cuh'",
+            "MODULES",
+            {"../one": {}},
+            "ProgramEntry: needs the fields ['arches', 'arg_plan', 'barriers', 'ffi_entry', 'flags', "
+            "'includes', 'launch', 'role', 'tensor_maps']; got []",
+        ),
+        ("EXPORT", "../a", "EXPORT: needs a plain file name of letters, digits, '_' and '.'; got '../a'"),
+        (
+            "LAUNCHES",
+            {"launch_0": {**small_record()["launch"], "block": [2048, 1, 1]}},
+            "LAUNCHES['launch_0']: block (2048, 1, 1), cluster (1, 1, 1): 1 … 1024 each",
         ),
         (
-            {"launch": LaunchRecord((2048, 1, 1), (1, 1, 1), False, False, False, 0)},
-            "one: block (2048, 1, 1), cluster (1, 1, 1): 1 … 1024 each",
+            "LAUNCHES",
+            {"launch_0": {**small_record()["launch"], "dynamic_smem_bytes": -1}},
+            "LAUNCHES['launch_0']: -1 bytes of shared memory; 0 … 2147483647",
         ),
-        (
-            {"launch": LaunchRecord((128, 1, 1), (1, 1, 1), False, False, False, -1)},
-            "one: -1 bytes of shared memory; 0 … 2147483647",
-        ),
-        ({"arches": (90,)}, "Program.arches[0]: needs str; got 90"),
-        ({"barriers": (("full", 1, 2),)}, "Program.barriers[0]: needs 2 items; got 3"),
+        ("FLAGS", {"flags_0": [90]}, "FLAGS['flags_0'][0]: needs str; got 90"),
+        ("BARRIERS", {"barriers_0": [["full", 1, 2]]}, "BARRIERS['barriers_0'][0]: needs 2 items; got 3"),
     ],
 )
-def test_record_of_a_registry_is_refused_with_its_field(changes: dict[str, Any], message: str) -> None:
-    assert checked_program(PROGRAM) is PROGRAM
+def test_row_of_a_registry_is_refused_with_its_table(tmp_path: Path, table: str, value: Any, message: str) -> None:
+    values = registry_values("small", to_literal(tiny_model()), {"one": small_record()}, {"a": "one"}, {})
+    (tmp_path / "cake_jit.py").write_text(registry_text(values | {table: value}))
     with pytest.raises(RegistryError) as caught:
-        checked_program(dataclasses.replace(PROGRAM, **changes))
-    assert str(caught.value) == message
+        load_registry(tmp_path)
+    assert f"cake_jit.py: damaged tables (RegistryError: {message}); export again" in str(caught.value)
 
 
 @pytest.mark.parametrize("seconds", [0, -1.5, 1e9, float("nan")])

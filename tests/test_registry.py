@@ -3,61 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import pprint
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from models import tiny_model
+from small_registry import NO_DIGEST, registry_text, registry_values, small_record, write_headers, write_sources
 
 from cakegen import paths
 from cakegen import registry as registry_module
 from cakegen.errors import RegistryError
 from cakegen.model import to_literal
-from cakegen.registry import SCHEMA, SCHEMA_VERSION, load_registry, schema_version
+from cakegen.registry import SCHEMA, SCHEMA_VERSION, TABLES, load_registry, parse_tables, schema_version
 
-MODULE: dict[str, Any] = {
-    "role": "tail_norm",
-    "sources": ["one_kernel.cu", "one_binding.cu"],
-    "headers": ["shared.cuh"],
-    "arches": ["sm_90a"],
-    "flags": ["-std=c++17"],
-    "ffi_entry": "run",
-    "arg_plan": [["buffer", "out"], ["parameter", "count"]],
-    "tensor_maps": [],
-    "barriers": [],
-    "launch": {
-        "block": [128, 1, 1],
-        "cluster": [1, 1, 1],
-        "cooperative": False,
-        "programmatic": False,
-        "overlap": False,
-        "dynamic_smem_bytes": 0,
-    },
-    "closure_digest": {"sm_90a": "0" * 64},
-}
+RECORD = small_record()
 
 
-def registry_values() -> dict[str, Any]:
-    return {
-        "SCHEMA_VERSION": SCHEMA_VERSION,
-        "EXPORT": "small",
-        "MODEL": to_literal(tiny_model()),
-        "MODULES": {"one": MODULE},
-        "KERNELS": {"tail_norm:e0": "one"},
-        "SPECIALIZATIONS": {"tail_norm:e0": {"SCALE": 2}},
-    }
+def values_of(record: dict[str, Any] = RECORD) -> dict[str, Any]:
+    return registry_values(
+        "small", to_literal(tiny_model()), {"one": record}, {"tail_norm:e0": "one"}, {"tail_norm:e0": {"SCALE": 2}}
+    )
 
 
 def write_registry(folder: Path, values: dict[str, Any], more: str = "") -> Path:
-    text = "\n".join(f"{name} = {pprint.pformat(value)}" for name, value in values.items())
-    (folder / "cake_jit.py").write_text(text + more)
+    (folder / "cake_jit.py").write_text(registry_text(values) + more)
     return folder
 
 
 def test_registry_holds_what_its_literals_say(tmp_path: Path) -> None:
-    registry = load_registry(write_registry(tmp_path, registry_values()))
+    registry = load_registry(write_registry(tmp_path, values_of()))
     assert registry.model == tiny_model()
     program = registry.program("tail_norm:e0")
     assert (program.kernel_source, program.binding_source) == ("one_kernel.cu", "one_binding.cu")
@@ -69,17 +44,16 @@ def test_registry_holds_what_its_literals_say(tmp_path: Path) -> None:
 
 
 def test_registry_is_not_executed(tmp_path: Path) -> None:
-    write_registry(tmp_path, registry_values(), "\nopen('mark', 'w')\nEXTRA = [open]\n")
-    with pytest.raises(RegistryError, match="not a registry"):
-        load_registry(tmp_path)
-    write_registry(tmp_path, registry_values(), "\nopen('mark', 'w')\n")
-    load_registry(tmp_path)
-    assert not Path("mark").exists()
+    for more in ("open('mark', 'w')\n", "EXTRA = [open]\n", "EXTRA = [1]; open('mark', 'w')\n", "import os\n"):
+        write_registry(tmp_path, values_of(), more)
+        with pytest.raises(RegistryError, match="not a registry"):
+            load_registry(tmp_path)
+        assert not Path("mark").exists()
 
 
 @pytest.mark.parametrize("version", [1, 2, "2", f"{SCHEMA + 1}{SCHEMA_VERSION[1:]}", SCHEMA_VERSION[:-1]])
 def test_unknown_schema_version_is_refused_before_the_rest_is_read(tmp_path: Path, version: object) -> None:
-    values = dict.fromkeys(registry_values()) | {"SCHEMA_VERSION": version}
+    values = {"SCHEMA_VERSION": version}
     with pytest.raises(RegistryError, match=rf"cake_jit\.py: schema version {version!r}; this cakegen reads"):
         load_registry(write_registry(tmp_path, values))
 
@@ -102,40 +76,74 @@ def test_schema_version_tells_every_field_of_a_record_and_of_those_within() -> N
     assert re.fullmatch(rf"{SCHEMA}-[0-9a-f]{{8}}", SCHEMA_VERSION)
 
 
-def test_tree_of_before_a_launch_could_overlap_is_refused_by_its_version(tmp_path: Path) -> None:
+def test_tree_of_whole_records_is_refused_by_its_version(tmp_path: Path) -> None:
     """Not as damaged: nothing is wrong with it but its age."""
-    launch = {name: value for name, value in MODULE["launch"].items() if name != "overlap"}
-    values = registry_values() | {"SCHEMA_VERSION": 1, "MODULES": {"one": {**MODULE, "launch": launch}}}
-    with pytest.raises(RegistryError, match=rf"schema version 1; this cakegen reads '{SCHEMA_VERSION}'. Export again."):
-        load_registry(write_registry(tmp_path, values))
+    (tmp_path / "cake_jit.py").write_text("SCHEMA_VERSION = \"2-42364d98\"\nEXPORT = 'small'\nMODEL = {'a': True,}\n")
+    with pytest.raises(
+        RegistryError, match=rf"schema version '2-42364d98'; this cakegen reads '{SCHEMA_VERSION}'. Export again."
+    ):
+        load_registry(tmp_path)
+
+
+def module(**fields: Any) -> dict[str, Any]:
+    return {"one": {**values_of()["MODULES"]["one"], **fields}}
+
+
+def launch(**fields: Any) -> dict[str, Any]:
+    return {"launch_0": {**RECORD["launch"], **fields}}
 
 
 MODEL = to_literal(tiny_model())
 DAMAGES: dict[str, tuple[str, object, str]] = {
-    "text for a module": ("MODULES", {"one": "two"}, "damaged MODULES"),
-    "module without a launch": ("MODULES", {"one": {**MODULE, "launch": {}}}, "damaged MODULES.*KeyError: 'block'"),
-    "module without flags": ("MODULES", {"one": {k: MODULE[k] for k in MODULE if k != "flags"}}, "KeyError: 'flags'"),
-    "list of kernels": ("KERNELS", ["tail_norm:e0"], "KERNELS"),
-    "kernel without a program": ("KERNELS", {"tail_norm:e0": "two"}, "KeyError: 'two'"),
-    "constants that are none": ("SPECIALIZATIONS", {"tail_norm:e0": 3}, "SPECIALIZATIONS"),
+    "text for a module": ("MODULES", {"one": "two"}, "ProgramEntry: needs the fields"),
+    "launch without a field": ("LAUNCHES", {"launch_0": {}}, r"LAUNCHES\['launch_0'\]: needs the fields"),
+    "launch of no threads": (
+        "LAUNCHES",
+        launch(block=[0, 1, 1]),
+        r"block \(0, 1, 1\), .*: 1 … 1024 each",
+    ),
+    "launch of two extents": ("LAUNCHES", launch(block=[128, 1]), "needs 3 items; got 2"),
+    "launch of too much memory": ("LAUNCHES", launch(dynamic_smem_bytes=2**31), "2147483648 bytes of shared memory"),
+    "number for a switch": ("LAUNCHES", launch(overlap=1), "overlap: needs bool; got 1"),
+    "module without flags": (
+        "MODULES",
+        {"one": {name: row for name, row in module()["one"].items() if name != "flags"}},
+        "needs the fields",
+    ),
+    "flags that are no list": ("FLAGS", {"flags_0": "-std=c++17"}, "needs a list; got str"),
+    "row that is not there": ("MODULES", module(launch="t0"), "one: needs a row of LAUNCHES; got 't0'"),
+    "argument of one word": ("ARG_PLANS", {"arg_plan_0": [["buffer"]]}, "needs 2 items; got 1"),
+    "barrier without a count": ("BARRIERS", {"barriers_0": [["full", "4"]]}, "needs int; got '4'"),
+    "tensor map of other fields": ("TENSOR_MAPS", {"tensor_maps_0": [{"name": "x"}]}, "needs the fields"),
+    "table that is a list": ("TENSOR_MAPS", [], "TENSOR_MAPS: needs a dict; got list"),
+    "kernel's digest missing": ("FILES", {"one_binding.cu": NO_DIGEST}, "'one_kernel.cu' needs a sha256 of 64 hex"),
+    "binding's digest missing": ("FILES", {"one_kernel.cu": NO_DIGEST}, "'one_binding.cu' needs a sha256 of 64 hex"),
+    "digest that is none": (
+        "FILES",
+        {"one_kernel.cu": NO_DIGEST[:-1] + "g", "one_binding.cu": NO_DIGEST},
+        "needs a sha256 of 64 hex digits",
+    ),
+    "program outside of the tree": ("MODULES", {"../one": module()["one"]}, "MODULES: needs a plain file name"),
+    "list of kernels": ("KERNELS", ["tail_norm:e0"], "KERNELS: needs a dict; got list"),
+    "kernel without a program": ("KERNELS", {"tail_norm:e0": "two"}, "needs a program of MODULES; got 'two'"),
+    "kernel of a list": ("KERNELS", {"tail_norm:e0": ["one"]}, r"needs a program of MODULES; got \['one'\]"),
+    "constants that are none": (
+        "SPECIALIZATIONS",
+        {"tail_norm:e0": 3},
+        "SPECIALIZATIONS of 'tail_norm:e0': needs a dict; got int",
+    ),
     "model without a field": ("MODEL", {k: MODEL[k] for k in MODEL if k != "dims"}, "Model: needs the fields"),
     "unknown field": ("MODEL", {**MODEL, "more": 1}, "'more'"),
     "wrong type": ("MODEL", {**MODEL, "max_tokens": True}, "Model.max_tokens: needs int; got True"),
     "flag that writes a file": (
-        "MODULES",
-        {"one": {**MODULE, "flags": ["-std=c++17", "--create-pch=build/x"]}},
-        "one: the option '--create-pch=build/x' is none that a tree may ask for",
-    ),
-    "no digest": ("MODULES", {"one": {**MODULE, "closure_digest": {}}}, "one closure_digest for each .*see 'sm_90a'"),
-    "digest of another target": (
-        "MODULES",
-        {"one": {**MODULE, "closure_digest": {"sm_90a": "0" * 64, "sm_100a": "0" * 64}}},
-        "one closure_digest for each of its arches; see 'sm_100a'",
+        "FLAGS",
+        {"flags_0": ["-std=c++17", "--create-pch=build/x"]},
+        r"FLAGS\['flags_0'\]: the option '--create-pch=build/x' is none that a tree may ask for",
     ),
     "key with a line end": ("KERNELS", {"tail_norm:e0\n": "one"}, r"needs printable texts; got 'tail_norm:e0\\n'"),
     "key with half a pair": ("KERNELS", {"a\ud800": "one"}, r"needs printable texts; got 'a\\ud800'"),
     "key that moves the cursor": ("KERNELS", {"\x1b[2J": "one"}, r"needs printable texts; got '\\x1b\[2J'"),
-    "role that moves the cursor": ("MODULES", {"one": {**MODULE, "role": "\x1b[2J"}}, "needs printable texts"),
+    "role that moves the cursor": ("MODULES", module(role="\x1b[2J"), "needs printable texts"),
     "constant that is no name": ("SPECIALIZATIONS", {"tail_norm:e0": {"A=1 -x": 3}}, "needs names with int values"),
     "text for a tuple": ("MODEL", {**MODEL, "targets": "all"}, "Model.targets: needs a list; got str"),
 }
@@ -144,25 +152,48 @@ DAMAGES: dict[str, tuple[str, object, str]] = {
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.replace(" ", "_"))
 def test_damaged_registry_is_refused_with_its_file(tmp_path: Path, damage: str) -> None:
     name, value, message = DAMAGES[damage]
-    write_registry(tmp_path, registry_values() | {name: value})
+    write_registry(tmp_path, values_of() | {name: value})
     with pytest.raises(RegistryError, match=message) as caught:
         load_registry(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path / 'cake_jit.py'}: damaged ")
     assert str(caught.value).endswith("export again")
 
 
-@pytest.mark.parametrize("name", list(registry_values()))
+@pytest.mark.parametrize("name", list(values_of()))
 def test_registry_that_lacks_a_name_is_refused(tmp_path: Path, name: str) -> None:
-    values = registry_values()
+    values = values_of()
     del values[name]
     with pytest.raises(RegistryError, match=rf"cake_jit\.py: lacks {name}; export again"):
         load_registry(write_registry(tmp_path, values))
 
 
-def test_text_that_is_no_python_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cake_jit.py").write_text("SCHEMA_VERSION = \n")
-    with pytest.raises(RegistryError, match=r"cake_jit\.py: not a registry"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("SCHEMA_VERSION = \n", "JSONDecodeError: Expecting value"),
+        ("EXPORT = 'small'\n", "Expecting value"),
+        ('EXPORT = ["a",]\n', "JSONDecodeError"),
+        ("EXPORT = NaN\n", "NaN is no JSON"),
+        ("EXPORT = -Infinity\n", "-Infinity is no JSON"),
+        ('EXPORT = "a"\nEXPORT = "b"\n', "EXPORT is assigned twice"),
+        ('EXPORT = "a" + "b"\n', "line 1: needs a line's end behind a value; got"),
+        ('# one\n\nEXPORT: str = "a"\n', "line 3: needs `NAME = ` and JSON; got"),
+        ("EXPORT = " + "[" * 100_000 + "\n", "RecursionError"),
+    ],
+)
+def test_text_that_is_no_registry_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "cake_jit.py").write_text(text)
+    with pytest.raises(RegistryError, match=r"cake_jit\.py: not a registry") as caught:
         load_registry(tmp_path)
+    assert why in str(caught.value)
+
+
+def test_python_imports_what_the_reader_reads(tmp_path: Path) -> None:
+    """The line of JSON's names is what makes a module of it."""
+    values = values_of() | {"MODEL": {"no": False, "yes": True, "none": None, "half": 0.5, "text": "é\n"}}
+    namespace: dict[str, Any] = {}
+    exec(compile(registry_text(values), "cake_jit.py", "exec"), namespace)
+    assert {name: namespace[name] for name in values} == values == parse_tables(registry_text(values), "x")
 
 
 def test_name_is_a_shipped_export_and_never_a_folder_of_the_current_one(
@@ -170,9 +201,9 @@ def test_name_is_a_shipped_export_and_never_a_folder_of_the_current_one(
 ) -> None:
     """Whoever can write where a command is started would else choose what is compiled and launched."""
     (tmp_path / "tiny_latent_moe").mkdir()
-    write_registry(tmp_path / "tiny_latent_moe", registry_values())
+    write_registry(tmp_path / "tiny_latent_moe", values_of())
     (tmp_path / "mine").mkdir()
-    write_registry(tmp_path / "mine", registry_values())
+    write_registry(tmp_path / "mine", values_of())
     monkeypatch.chdir(tmp_path)
     assert load_registry("tiny_latent_moe").root == paths.generated_root() / "tiny_latent_moe"
     with pytest.raises(RegistryError, match=r"no registry there; .* A folder is written as a path: \./mine"):
@@ -184,9 +215,9 @@ def test_name_is_a_shipped_export_and_never_a_folder_of_the_current_one(
 @pytest.mark.parametrize("place", ["cake_jit.py", "csrc/cake_small/one_kernel.cu", "csrc"])
 def test_symbolic_link_in_a_tree_is_not_followed(tmp_path: Path, place: str) -> None:
     root, outside = tmp_path / "tree", tmp_path / "outside"
-    (root / "csrc" / "cake_small").mkdir(parents=True)
-    write_registry(root, registry_values())
-    (root / "csrc" / "cake_small" / "one_kernel.cu").write_text("text")
+    root.mkdir()
+    write_registry(root, values_of())
+    write_sources(root, "small", {"one_kernel.cu": "text"})
     assert load_registry(root).read("one_kernel.cu") == "text"
     registry_module._load.cache_clear()
     (root / place).rename(outside)
@@ -210,8 +241,117 @@ def test_folder_without_a_tree_is_named_and_what_a_tree_is(folder: str) -> None:
 
 
 def test_unknown_key_and_missing_source_say_what_to_run(tmp_path: Path) -> None:
-    registry = load_registry(write_registry(tmp_path, registry_values()))
+    registry = load_registry(write_registry(tmp_path, values_of()))
     with pytest.raises(RegistryError, match="no program for key 'front:i1'; `cakegen list --export small`"):
         registry.program("front:i1")
     with pytest.raises(RegistryError, match=r"one_kernel\.cu: No such file or directory; run `cakegen export small`"):
         registry.read("one_kernel.cu")
+
+
+def header_tree(folder: Path, includes: list[str], headers: dict[str, str]) -> Path:
+    """A tree of one program that includes something."""
+    record, sources = small_record(includes=includes), {"one_kernel.cu": "// kernel\n", "one_binding.cu": "// host\n"}
+    values = registry_values("small", to_literal(tiny_model()), {"one": record}, {"a": "one"}, {}, sources)
+    (folder / "small").mkdir()
+    write_registry(folder / "small", values)
+    write_sources(folder / "small", "small", sources)
+    write_headers(folder, headers)
+    return folder / "small"
+
+
+HEADERS = {"a.cuh": '#include "b.cuh"\n#include "c.cuh"\n', "b.cuh": '#include "c.cuh"\n', "c.cuh": "// c\n"}
+
+
+def test_closure_follows_the_shared_table_and_holds_each_header_once(tmp_path: Path) -> None:
+    registry = load_registry(header_tree(tmp_path, ["b.cuh", "a.cuh"], HEADERS))
+    program = registry.program("a")
+    assert program.headers == ("b.cuh", "a.cuh", "c.cuh")
+    assert [name for name, _ in registry.closure(program)] == ["one_kernel.cu", "b.cuh", "a.cuh", "c.cuh"]
+    assert dict(registry.closure(program))["c.cuh"] == "// c\n"
+    assert registry.path("c.cuh") == tmp_path / "shared" / "c.cuh"
+
+
+def test_digest_of_a_program_follows_from_its_kernel_headers_and_flags_alone(tmp_path: Path) -> None:
+    def digest(name: str, headers: dict[str, str], includes: list[str]) -> object:
+        folder = tmp_path / name
+        folder.mkdir()
+        return load_registry(header_tree(folder, includes, headers)).program("a").closure_digest
+
+    whole = digest("whole", HEADERS, ["b.cuh"])
+    assert digest("unread", HEADERS | {"a.cuh": "// other\n"}, ["b.cuh"]) == whole
+    assert digest("inner", HEADERS | {"c.cuh": "// other\n"}, ["b.cuh"]) != whole
+    assert digest("more", HEADERS, ["a.cuh"]) != whole
+
+
+@pytest.mark.parametrize(
+    ("name", "table"), [("one_kernel.cu", "cake_jit.py"), ("c.cuh", r"shared/headers\.json"), ("b.cuh", "shared")]
+)
+def test_edited_file_is_refused_by_its_name(tmp_path: Path, name: str, table: str) -> None:
+    registry = load_registry(header_tree(tmp_path, ["b.cuh"], HEADERS))
+    registry.closure(registry.program("a"))
+    with registry.path(name).open("a") as file:
+        file.write(" ")
+    with pytest.raises(RegistryError, match=rf"{name}: not the file of this registry \(sha256 .*; {table}.* says"):
+        registry.closure(registry.program("a"))
+
+
+def test_tree_without_its_headers_says_that_both_folders_are_needed(tmp_path: Path) -> None:
+    root = header_tree(tmp_path, ["b.cuh"], HEADERS)
+    (tmp_path / "shared" / "headers.json").unlink()
+    with pytest.raises(RegistryError, match=r"headers\.json: No such file.*the folder 'shared' beside it.*copy both"):
+        load_registry(root)
+
+
+@pytest.mark.parametrize("place", ["shared", "shared/headers.json", "shared/b.cuh"])
+def test_symbolic_link_to_or_in_the_shared_folder_is_not_followed(tmp_path: Path, place: str) -> None:
+    root = header_tree(tmp_path, ["b.cuh"], HEADERS)
+    (tmp_path / place).rename(tmp_path / "outside")
+    (tmp_path / place).symlink_to(tmp_path / "outside")
+    with pytest.raises(RegistryError, match="is a symbolic link, which is not followed"):
+        load_registry(root).read("b.cuh")
+
+
+def test_header_that_the_table_does_not_list_is_named(tmp_path: Path) -> None:
+    root = header_tree(tmp_path, ["b.cuh", "d.cuh"], HEADERS)
+    with pytest.raises(
+        RegistryError, match=r"damaged tables .*one: needs the header 'd\.cuh', which the shared table does not list"
+    ):
+        load_registry(root)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "schema 'list'; this cakegen reads 1"),
+        ('{"schema": 2, "headers": {}}', "schema 2; this cakegen reads 1"),
+        ('{"schema": 1}', "KeyError: 'headers'"),
+        ('{"schema": 1, "headers": {"../a": {}}}', "needs a plain file name"),
+        ('{"schema": 1, "headers": {"a": {"sha256": "00"}}}', "needs the fields"),
+        ('{"schema": 1, "headers": {"a": {"sha256": "00", "includes": []}}}', "needs a sha256 of 64 hex digits"),
+    ],
+)
+def test_damaged_table_of_headers_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    root = header_tree(tmp_path, ["b.cuh"], HEADERS)
+    (tmp_path / "shared" / "headers.json").write_text(text)
+    with pytest.raises(RegistryError, match=r"shared/headers\.json: damaged table of headers") as caught:
+        load_registry(root)
+    assert why in str(caught.value)
+
+
+def test_registry_is_read_by_work_that_grows_with_its_rows_not_with_its_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table's row is checked once, however many programs name it."""
+    checked: list[str] = []
+    original = registry_module.convert_literal
+
+    def counted(kind: Any, value: Any, where: str) -> Any:
+        checked.append(where)
+        return original(kind, value, where)
+
+    monkeypatch.setattr(registry_module, "convert_literal", counted)
+    records = {f"p{number}": RECORD for number in range(50)}
+    values = registry_values("small", to_literal(tiny_model()), records, {}, {})
+    assert len(load_registry(write_registry(tmp_path, values)).programs) == 50
+    assert len(checked) == len(TABLES)

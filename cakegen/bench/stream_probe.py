@@ -19,6 +19,7 @@ from cakegen.bench.rows import BF16_BYTES
 from cakegen.compile import CompileRequest
 from cakegen.emit.environment import render_template, template_environment
 from cakegen.emit.program import COMPILE_FLAGS, Constant
+from cakegen.emit.shared import HeaderPool
 from cakegen.registry import LaunchRecord
 from cakegen.runtime import driver
 from cakegen.runtime.arguments import Argument, pack_arguments
@@ -32,7 +33,6 @@ RING_BYTES = 192 * 1024
 """More than half of an SM's shared memory, so that one CTA runs on each. A ring beyond 64 KB gained nothing (H200,
 2026-11-29)."""
 MATRICES = 3
-_HEADER = "stream_probe_device_common.cuh"
 # tells a report of a wait that gave up that no generated program was at fault
 _PROGRAM_ID = 0x5EA40BE5
 # a tensor map must have an address; that of a matrix without boxes is never used
@@ -75,6 +75,7 @@ def probe_request(shape: BoxShape, arch: str) -> CompileRequest:
         A template is wrong.
     """
     environment = template_environment(paths.templates_root())
+    pool = HeaderPool(environment)
     name = f"stream_probe_{shape.rows}x{shape.chunks}"
     constants = (
         Constant("kBoxRows", shape.rows, "weight rows of a box"),
@@ -83,12 +84,13 @@ def probe_request(shape: BoxShape, arch: str) -> CompileRequest:
         Constant("kNumSlots", shape.slots, "boxes that the ring holds"),
         Constant("kRingOffset", BARRIER_BYTES, "bytes from the start of shared memory, behind the barriers"),
     )
-    context = {"name": name, "constants": constants, "program_id": _PROGRAM_ID, "device_common": _HEADER}
+    context = {"name": name, "constants": constants, "program_id": _PROGRAM_ID, "header": pool.header}
+    source = render_template(environment, "probe/stream.cu", context)
     return CompileRequest(
         name=name,
         arch=arch,
-        source=render_template(environment, "probe/stream.cu", context),
-        headers=((_HEADER, render_template(environment, "device/common.cuh", {})),),
+        source=source,
+        headers=tuple(sorted(pool.texts().items())),
         flags=COMPILE_FLAGS,
         constants=(),
         kernel_symbol=f"kernel_{name}",

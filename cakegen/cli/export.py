@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from cakegen.emit import RenderedTree
     from cakegen.emit.reach import ReachedKey
     from cakegen.model import Model
 
@@ -25,8 +26,8 @@ class Layout:
     arches: tuple[str, ...]
     match: str
 
-    def select(self, files: dict[str, str], export: str) -> dict[str, str]:
-        """The files to write, of those of the tree.
+    def select(self, tree: RenderedTree) -> dict[str, str]:
+        """The files to write below the export's folder.
 
         Raises
         ------
@@ -34,10 +35,10 @@ class Layout:
             The layout selects keys, and none is selected.
         """
         if self.name == "tree":
-            return files
+            return tree.files
         from cakegen.emit.ffi_layout import select_ffi_files
 
-        return select_ffi_files(files, export, self.arches, self.match)
+        return select_ffi_files(tree, self.arches, self.match)
 
     @property
     def options(self) -> str:
@@ -77,14 +78,12 @@ class Layout:
 def export_command(
     name: str | None, check: bool, dest: Path | None, layout: str, arches: tuple[str, ...], match: str
 ) -> None:
-    """Write the generated tree of an export, all or nothing.
+    """Write the generated tree of an export, all or nothing, and beside it the headers that all trees share.
 
     NAME is a folder below `exports`, or the path of an export file; without it, every export is written. The layout
     `tvm-ffi` is what an engine needs that compiles with nvcc and loads through TVM-FFI: bindings, kernels, what they
     include, and a manifest.
     """
-    from cakegen.errors import SealError
-
     if layout == "tree" and (arches or match != ALL_KEYS):
         raise click.UsageError("--arch and --match select keys of the layout tvm-ffi; a tree always holds all keys")
     if layout != "tree" and dest is None:
@@ -92,14 +91,11 @@ def export_command(
     wanted = Layout(layout, arches, match)
     root = _trees_root(check, dest)
     files = export_files(name)
-    faults = _orphans(root, files) if check and name is None and dest is None else []
-    for file in files:
-        try:
-            click.echo(_export_one(file, root, wanted, check, name, dest))
-        except SealError as error:
-            faults.append(str(error))
-    if faults:
-        raise SealError("\n".join(faults))
+    trees = [_rendered(file, wanted, root, check) for file in files]
+    if check:
+        _check(trees, files, wanted, root, name, dest)
+    else:
+        _write(trees, wanted, root)
 
 
 def export_files(name: str | None) -> list[Path]:
@@ -125,20 +121,51 @@ def export_files(name: str | None) -> list[Path]:
     return found
 
 
-def _export_one(file: Path, root: Path, layout: Layout, check: bool, name: str | None, dest: Path | None) -> str:
-    from cakegen.emit import check_tree, render_tree, write_tree
+def _rendered(file: Path, layout: Layout, root: Path, check: bool) -> RenderedTree:
+    from cakegen.emit import render_tree
     from cakegen.spec import parse_export
 
     model = parse_export(file).to_model()
     _refuse_other_name(file, model.name)
-    files = layout.select(render_tree(model, model.name, keys=None if check else _remembered(model)), model.name)
-    tree = root / model.name
-    layout.refuse_other(tree)
-    if check:
-        argument = name if name and name.endswith(".toml") else model.name
-        command = f"cakegen export {argument}{f' --dest {dest}' if dest else ''}{layout.options}"
-        return f"{model.name}: {check_tree(tree, files, command).summary}"
-    return f"{model.name}: {write_tree(tree, files).summary} in {tree}"
+    layout.refuse_other(root / model.name)
+    return render_tree(model, model.name, keys=None if check else _remembered(model))
+
+
+def _write(trees: list[RenderedTree], layout: Layout, root: Path) -> None:
+    from cakegen.emit import write_exports, write_tree
+
+    if layout.name == "tree" and trees:
+        for name, difference in write_exports(root, trees).items():
+            click.echo(f"{name}: {difference.summary} in {root / name}")
+        return
+    for tree in trees:
+        click.echo(
+            f"{tree.export}: {write_tree(root / tree.export, layout.select(tree)).summary} in {root / tree.export}"
+        )
+
+
+def _check(
+    trees: list[RenderedTree], files: list[Path], layout: Layout, root: Path, name: str | None, dest: Path | None
+) -> None:
+    from cakegen.emit import check_tree, shared_files
+    from cakegen.errors import SealError
+    from cakegen.registry import SHARED_FOLDER
+
+    end = f"{f' --dest {dest}' if dest else ''}{layout.options}"
+    given = name if name and name.endswith(".toml") else None
+    folders = [(tree.export, layout.select(tree), f"cakegen export {given or tree.export}{end}") for tree in trees]
+    if layout.name == "tree" and trees:
+        folders.insert(
+            0, (SHARED_FOLDER, shared_files(root, trees), f"cakegen export{f' {name}' if name else ''}{end}")
+        )
+    faults = _orphans(root, files) if name is None and dest is None else []
+    for folder, texts, command in folders:
+        try:
+            click.echo(f"{folder}: {check_tree(root / folder, texts, command).summary}")
+        except SealError as error:
+            faults.append(str(error))
+    if faults:
+        raise SealError("\n".join(faults))
 
 
 def _remembered(model: Model) -> tuple[ReachedKey, ...] | None:

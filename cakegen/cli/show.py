@@ -18,20 +18,24 @@ _SOURCE_LINES = 40
 @click.command("show")
 @click.argument("key")
 @click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
-@click.option("--source", is_flag=True, help="Print the whole source, not its first lines.")
+@click.option("--source", is_flag=True, help="Print the source alone, in one piece.")
 def show_command(key: str, export: str, source: bool) -> None:
     """Explain one program: what is declared, the plan that reaches it, its source, and its launch.
 
-    KEY is a logical key, or the name of a program.
+    KEY is a logical key, or the name of a program. With --source: the program as one text that compiles alone, each
+    header in the place of its first include.
     """
     from cakegen.registry import load_registry
 
     registry = load_registry(export)
     program, keys = find_program(registry, key)
+    if source:
+        click.echo(_flat(registry, program, keys), nl=False)
+        return
     sections = (
         ("declared", _declared(registry)),
         ("plan", _planned(registry, keys)),
-        ("source", _source(registry, program, source)),
+        ("source", _source(registry, program)),
         ("launch", _launch(registry, program, keys)),
     )
     for title, lines in sections:
@@ -117,15 +121,24 @@ def _ranges(counts: list[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in runs)
 
 
-def _source(registry: Registry, program: Program, whole: bool) -> Iterator[str]:
+def _flat(registry: Registry, program: Program, keys: list[str]) -> str:
+    """For a program's first target, and the compile line of the key, or of the first key that the program serves."""
+    from cakegen.compile import flat_source, request_for
+    from cakegen.errors import RegistryError
+
+    if not keys:
+        raise RegistryError(f"{registry.export}: no key leads to {program.name}, and its compile line is that of a key")
+    return flat_source(request_for(registry, keys[0], program.arches[0]))
+
+
+def _source(registry: Registry, program: Program) -> Iterator[str]:
     for name in (*program.sources, *program.headers):
-        yield f"{registry.csrc / name}"
+        yield f"{registry.path(name)}"
     lines = registry.read(program.kernel_source).splitlines()
-    shown = lines if whole else lines[:_SOURCE_LINES]
     yield ""
-    yield from shown
-    if len(shown) < len(lines):
-        yield f"… {len(lines) - len(shown)} more lines; --source prints them all"
+    yield from lines[:_SOURCE_LINES]
+    if len(lines) > _SOURCE_LINES:
+        yield f"… {len(lines) - _SOURCE_LINES} more lines; --source prints them all, with the headers"
 
 
 def _launch(registry: Registry, program: Program, keys: list[str]) -> Iterator[str]:

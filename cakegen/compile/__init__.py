@@ -2,6 +2,7 @@
 
 from cakegen.compile.cache import CacheWarning, cache_key, cached_cubin, clear_cache
 from cakegen.compile.cache_folder import cache_root
+from cakegen.compile.flat import flat_source
 from cakegen.compile.nvrtc import Nvrtc, load_nvrtc
 from cakegen.compile.parallel import Outcome, compile_many
 from cakegen.compile.program import CompiledProgram, ResourceReport, compile_cubin, compile_ptx
@@ -21,6 +22,7 @@ __all__ = [
     "compile_cubin",
     "compile_many",
     "compile_ptx",
+    "flat_source",
     "load_nvrtc",
     "request_for",
 ]

@@ -69,7 +69,7 @@ def request_for(registry: Registry, key: str, arch: str, extra_flags: Sequence[s
     program = registry.program(key)
     if arch not in program.arches:
         raise CompileError(f"{key}: {program.name} is written for {', '.join(program.arches)}; got {arch}")
-    (_, source), *headers = registry.closure(program, arch)
+    (_, source), *headers = registry.closure(program)
     return CompileRequest(
         name=program.name,
         arch=arch,

@@ -117,10 +117,7 @@ def _tree(export: str) -> tuple[Registry | None, Finding]:
         registry = load_registry(export)
         for program in registry.programs.values():
             for name in (*program.sources, *program.headers):
-                if not (registry.csrc / name).is_file():
-                    registry.read(name)
-            for arch in program.arches:
-                registry.closure(program, arch)
+                registry.read_known(program, name)
     except CakeError as error:
         return None, Finding("tree", PROBLEM, str(error), {"export": export})
     text = f"{registry.export}: {len(registry.kernels)} keys, {len(registry.programs)} programs in {registry.root}"

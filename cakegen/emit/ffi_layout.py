@@ -1,7 +1,7 @@
 """A rendered tree -> what an engine needs that compiles with nvcc and loads through TVM-FFI. Pure: writes nothing.
 
 <program>_kernel.cu, <program>_binding.cu     a pair a program; the binding includes the kernel
-cake_<export>_*.cuh                           what they include
+cake_*.cuh                                    what they include
 manifest.json                                 keys, compile lines, arguments and launches; MODEL, to plan with
 """
 
@@ -13,28 +13,23 @@ from typing import Any
 
 from cakegen.emit.program import COMPILE_FLAGS
 from cakegen.emit.seal import included_files, render_sealed_json
+from cakegen.emit.tree import RenderedTree
 from cakegen.errors import EmitError
-from cakegen.registry import REGISTRY_FILE, parse_literals
+from cakegen.registry import REGISTRY_FILE, closure_digest, file_digest, header_closure, parse_tables
 
 MANIFEST_FILE = "manifest.json"
 SCHEMA_VERSION = 1
 LIBRARY_FLAGS = (*COMPILE_FLAGS, "-shared", "-Xcompiler", "-fPIC")
 """nvcc's options of every binding, beside its key's own and the include folders of TVM-FFI and DLPack."""
-# what a program is told in the manifest; the other fields of the registry are for the Python runtime
-_PROGRAM_FIELDS = ("role", "ffi_entry", "arg_plan", "tensor_maps", "launch", "closure_digest")
 
 
-def select_ffi_files(
-    files: Mapping[str, str], export: str, arches: Sequence[str] = (), match: str = "*"
-) -> dict[str, str]:
+def select_ffi_files(tree: RenderedTree, arches: Sequence[str] = (), match: str = "*") -> dict[str, str]:
     """The sources of some keys and their manifest, by file name; all in one folder.
 
     Parameters
     ----------
-    files
-        A tree as `render_tree` gives it.
-    export
-        Its name.
+    tree
+        An export.
     arches
         Targets to compile for (all that there are, by default); a program of none of them is left out.
     match
@@ -45,21 +40,21 @@ def select_ffi_files(
     EmitError
         No key matches, or none of a target.
     """
-    registry = parse_literals(files[REGISTRY_FILE], REGISTRY_FILE)
+    export, registry = tree.export, parse_tables(tree.files[REGISTRY_FILE], REGISTRY_FILE)
     programs, keys = registry["MODULES"], _selected_keys(registry, export, arches, match)
     names = sorted({registry["KERNELS"][key] for key in keys})
-    folder = f"csrc/cake_{export}/"
+    known = {**tree.headers, **{path.rpartition("/")[2]: text for path, text in tree.files.items() if "/" in path}}
     pending, sources = [f"{name}_binding.cu" for name in names], dict[str, str]()
     while pending:
         file = pending.pop()
-        sources[file] = files[folder + file]
-        pending += [name for name in included_files(sources[file]) if folder + name in files and name not in sources]
+        sources[file] = known[file]
+        pending += [name for name in included_files(sources[file]) if name in known and name not in sources]
     values = {
         "schema": SCHEMA_VERSION,
         "export": export,
         "nvcc": list(LIBRARY_FLAGS),
         "model": registry["MODEL"],
-        "programs": {name: _program(name, programs[name]) for name in names},
+        "programs": {name: _program(name, programs[name], registry, tree.headers) for name in names},
         "keys": {
             key: {"program": registry["KERNELS"][key], "nvcc": _key_flags(registry["SPECIALIZATIONS"].get(key, {}), to)}
             for key, to in keys.items()
@@ -98,9 +93,23 @@ def _selected_keys(
     return found
 
 
-def _program(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {field: record[field] for field in _PROGRAM_FIELDS}
-    return {"kernel": f"{name}_kernel.cu", "binding": f"{name}_binding.cu", **facts}
+def _program(
+    name: str, entry: Mapping[str, Any], registry: Mapping[str, Any], headers: Mapping[str, str]
+) -> dict[str, Any]:
+    included = header_closure(entry["includes"], lambda header: included_files(headers[header]))
+    kernel = f"{name}_kernel.cu"
+    closure = [(kernel, registry["FILES"][kernel]), *((header, file_digest(headers[header])) for header in included)]
+    flags = registry["FLAGS"][entry["flags"]]
+    return {
+        "kernel": kernel,
+        "binding": f"{name}_binding.cu",
+        "role": entry["role"],
+        "ffi_entry": entry["ffi_entry"],
+        "arg_plan": registry["ARG_PLANS"][entry["arg_plan"]],
+        "tensor_maps": registry["TENSOR_MAPS"][entry["tensor_maps"]],
+        "launch": registry["LAUNCHES"][entry["launch"]],
+        "closure_digest": {arch: closure_digest(arch, closure, flags) for arch in entry["arches"]},
+    }
 
 
 def _key_flags(constants: Mapping[str, int], arches: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Leaf module: Python literals as text, one way only, so that equal values give equal bytes. Imports no cakegen."""
+"""Leaf module: JSON as text, one way only, so that equal values give equal bytes. Imports no cakegen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _INDENT = 4
 
 
 def render_literal(value: Any, columns: int, indent: int = 0, reserved: int = 0) -> str:
-    """A nested dict, list, number or string as a Python literal; one line where it fits, else one entry a line.
+    """A nested dict, list, number or string as JSON in ASCII; one line where it fits, else one entry a line.
 
     Parameters
     ----------
@@ -32,8 +32,8 @@ def render_literal(value: Any, columns: int, indent: int = 0, reserved: int = 0)
     else:
         entries = [render_literal(item, columns, indent + _INDENT, reserved=1) for item in value]
         opening, closing = "[", "]"
-    body = "".join(f"{inner}{entry},\n" for entry in entries)
-    return f"{opening}\n{body}{' ' * indent}{closing}"
+    body = ",\n".join(f"{inner}{entry}" for entry in entries)
+    return f"{opening}\n{body}\n{' ' * indent}{closing}"
 
 
 def _entry(key: str, item: Any, columns: int, indent: int) -> str:
@@ -46,12 +46,4 @@ def _entry(key: str, item: Any, columns: int, indent: int) -> str:
 
 
 def _flat(value: Any) -> str:
-    if isinstance(value, str):
-        assert value.isascii(), f"JSON and Python spell {value!r} alike only in ASCII"
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flat(key)}: {_flat(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_flat(item) for item in value) + "]"
-    assert isinstance(value, (bool, int, float)), f"no literal for {value!r}"
-    return repr(value)
+    return json.dumps(value, allow_nan=False)

@@ -30,6 +30,16 @@ BUFFER_TYPES = {
 }
 """The C++ type of each buffer that an `arg_plan` may name; bf16 elements are raw bits."""
 
+TILE_MARKS = {
+    "decode_front": (("n", "kNPad"),),
+    "decode_tail": (("n", "kNPad"),),
+    "front_gemm": (("m", "kBlockM"), ("n", "kBlockN")),
+    "tail_gemm": (("m", "kBlockM"), ("n", "kBlockN")),
+    "tail_norm": (("r", "kRowsPerCta"),),
+}
+"""What a program's name says of its tile: a letter before a member of `struct Cfg`. Decode: tokens of a tile; GEMMs:
+rows of tokens and of weights; the norm: rows of a CTA."""
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -42,14 +52,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class SharedPart:
-    """Text that many programs include after their `struct Cfg`; it stands once in the tree.
+    """Text that many programs include after their `struct Cfg`; it stands once in the shared folder.
 
     Parameters
     ----------
     name
         How a kernel's template names it (`shared["decode"]`).
     part
-        What its file is called after the export. It spells every constant that shapes the text: programs that name one
+        What its file is called behind `cake_`. It spells every constant that shapes the text: programs that name one
         file must give one text.
     template
         Path below `templates/`.
@@ -130,8 +140,19 @@ class ProgramSpec:
 
     @property
     def name(self) -> str:
-        """`cake_<export>_<digest>`: stem of the generated files, and `kernel_<name>` is the kernel's symbol."""
-        return f"cake_{self.export}_{self.digest}"
+        """`cake_<export>_<stem>_<digest>`: stem of the generated files, and `kernel_<name>` is the kernel's symbol.
+
+        Role, family and tile are part of the name and not of a file's name alone: a profiler, an error and a cubin show
+        the symbol, and the name in it finds the file.
+        """
+        return f"cake_{self.export}_{self.stem}_{self.digest}"
+
+    @property
+    def stem(self) -> str:
+        """What a reader of a folder looks for: `decode_front_sm90_n16`."""
+        values = {constant.name: constant.value for constant in self.constants}
+        tile = "".join(f"{mark}{values[name]}" for mark, name in TILE_MARKS.get(self.role, ()) if name in values)
+        return "_".join(part for part in (self.role, self.arch_family, tile) if part)
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:

@@ -1,17 +1,15 @@
-"""Model -> {path: text}: every file of one generated tree. Pure: reads templates, writes nothing.
+"""Model -> {path: text}: every file of one generated tree, and the headers that it includes. Pure: writes nothing.
 
-csrc/cake_<export>/<program>_kernel.cu, <program>_binding.cu     a pair a program
-csrc/cake_<export>/cake_<export>_device_common.cuh               shared by every kernel
-csrc/cake_<export>/cake_<export>_device_<family>.cuh             shared by one family of architectures
-csrc/cake_<export>/cake_<export>_<part>.cuh                      shared by many kernels, behind their Cfg
-csrc/cake_<export>/cake_<export>_host_common.cuh                 shared by every binding
-cake_jit.py                                                      the registry: literals
-README.md                                                        key -> file -> meaning
+<export>/csrc/cake_<export>/<program>_kernel.cu, <program>_binding.cu     a pair a program
+<export>/cake_jit.py                                                      the registry: tables
+<export>/README.md                                                        key -> file -> meaning
+shared/cake_<template>.cuh                                                headers, once for all exports
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,38 @@ from cakegen.emit.index import TreeProgram, render_readme, render_registry
 from cakegen.emit.program import ProgramSpec
 from cakegen.emit.reach import ReachedKey, reached_keys
 from cakegen.emit.seal import included_files, render_sealed
+from cakegen.emit.shared import HeaderPool, included_closure, seal_header
 from cakegen.errors import EmitError
 from cakegen.model import Model
-from cakegen.registry import REGISTRY_FILE
+from cakegen.registry import REGISTRY_FILE, SHARED_FOLDER
 
 BINDING_TEMPLATE = "host/binding.cu"
 README_FILE = "README.md"
 
 
+@dataclass(frozen=True)
+class RenderedTree:
+    """An export as text.
+
+    Parameters
+    ----------
+    export
+        Its name.
+    files
+        By path below `<export>/`.
+    headers
+        What its programs include, by file name; they stand in the folder `shared`.
+    """
+
+    export: str
+    files: dict[str, str]
+    headers: dict[str, str]
+
+
 def render_tree(
     model: Model, export: str, templates: Path | None = None, keys: Sequence[ReachedKey] | None = None
-) -> dict[str, str]:
-    """All files of an export, by their path below `generated/<export>/`.
+) -> RenderedTree:
+    """All files of an export.
 
     Parameters
     ----------
@@ -56,25 +74,34 @@ def render_tree(
     """
     if export != model.name:
         raise EmitError(f"export {export!r} holds the model {model.name!r}; the two names must be the same")
+    if export == SHARED_FOLDER:
+        raise EmitError(f"no export can be called {export!r}: that is the folder of the headers that exports share")
     environment = template_environment(templates or paths.templates_root())
-    served = _keys_by_program(reached_keys(model) if keys is None else keys)
-    texts = render_preambles(environment, export, [keys[0].program for keys in served.values()])
-    programs = []
-    for name, keys in served.items():
-        spec = keys[0].program
-        for part_name, text in render_shared_parts(environment, spec).items():
-            if texts.setdefault(part_name, text) != text:
+    pool = HeaderPool(environment)
+    sources, parts, programs = dict[str, str](), dict[str, str](), list[TreeProgram]()
+    for name, served in _keys_by_program(reached_keys(model) if keys is None else keys).items():
+        spec = served[0].program
+        for part_name, text in render_shared_parts(environment, pool, spec).items():
+            if parts.setdefault(part_name, text) != text:
                 raise EmitError(f"{name}: would write another {part_name} than an earlier program; name its part apart")
-        texts[f"{name}_kernel.cu"] = render_kernel(environment, spec)
-        texts[f"{name}_binding.cu"] = render_binding(environment, spec)
-        programs.append(TreeProgram(name, spec, keys, _closure(f"{name}_kernel.cu", texts)))
-    files = {f"csrc/cake_{export}/{file}": text for file, text in texts.items()}
+        kernel = sources[f"{name}_kernel.cu"] = render_kernel(environment, pool, spec)
+        sources[f"{name}_binding.cu"] = render_binding(environment, pool, spec)
+        programs.append(TreeProgram(name, spec, served, tuple(included_files(kernel))))
+    headers = _included(sources, {**pool.texts(), **parts})
+    files = {f"csrc/cake_{export}/{file}": text for file, text in sources.items()}
     for file, body, kind in (
-        (REGISTRY_FILE, render_registry(model, programs, texts), "Registry"),
+        (REGISTRY_FILE, render_registry(model, programs, sources), "Registry"),
         (README_FILE, render_readme(model, programs), "Index"),
     ):
         files[file] = render_sealed(file, export, f"{kind} of {len(programs)} programs.", body)
-    return dict(sorted(files.items()))
+    return RenderedTree(export, dict(sorted(files.items())), dict(sorted(headers.items())))
+
+
+def _included(sources: dict[str, str], headers: dict[str, str]) -> dict[str, str]:
+    """Of the headers, those that a source includes, directly or not."""
+    known = {**headers, **sources}
+    used = {name for source in sources for name in included_closure(source, known)}
+    return {name: text for name, text in headers.items() if name in used}
 
 
 def _keys_by_program(keys: Sequence[ReachedKey]) -> dict[str, tuple[ReachedKey, ...]]:
@@ -91,75 +118,47 @@ def _keys_by_program(keys: Sequence[ReachedKey]) -> dict[str, tuple[ReachedKey, 
     return {name: tuple(found[name]) for name in sorted(found)}
 
 
-def preamble_name(export: str, part: str) -> str:
-    """File name of a shared preamble; `part` is `device_common`, `device_<family>` or `host_common`."""
-    return f"cake_{export}_{part}.cuh"
-
-
-def render_preambles(environment: jinja2.Environment, export: str, specs: Sequence[ProgramSpec]) -> dict[str, str]:
-    """The shared preambles of these programs by file name, sealed: device, one a family of architectures, and host."""
-    parts = {"device_common": ("device/common.cuh", "Device preamble of every kernel.")}
-    for family in sorted({spec.arch_family for spec in specs}):
-        parts[f"device_{family}"] = (f"device/{family}.cuh", f"Device preamble of the {family} kernels.")
-    parts["host_common"] = ("host/common.cuh", "Host preamble of every binding.")
-    context = {"export": export, "wgmma_widths": _wgmma_widths(specs)}
-    texts = {}
-    for part, (template, summary) in parts.items():
-        name = preamble_name(export, part)
-        body = render_template(environment, template, context)
-        texts[name] = render_sealed(name, export, summary, body)
-    return texts
-
-
-def _wgmma_widths(specs: Sequence[ProgramSpec]) -> list[int]:
-    """N of every Hopper MMA: tokens of a decode tile, weight rows of a prefill tile."""
-    constants = [entry for spec in specs if spec.arch_family == "sm90" for entry in spec.constants]
-    return sorted({int(entry.value) for entry in constants if entry.name in ("kNPad", "kBlockN")})
-
-
-def render_shared_parts(environment: jinja2.Environment, spec: ProgramSpec) -> dict[str, str]:
+def render_shared_parts(environment: jinja2.Environment, pool: HeaderPool, spec: ProgramSpec) -> dict[str, str]:
     """The parts of a kernel's text that stand in files of their own, by file name, sealed."""
     texts = {}
     for part in spec.shared:
-        name = preamble_name(spec.export, part.part)
-        body = render_template(environment, part.template, _context(spec))
+        body = render_template(environment, part.template, _context(pool, spec))
         summary = "Shared by kernels, which include it after their struct Cfg and read their own constants in it."
-        texts[name] = render_sealed(name, spec.export, summary, f"#pragma once\n\n{body}")
+        once = "" if body.startswith("#pragma once") else "#pragma once\n\n"
+        texts[_part_file(part.part)] = seal_header(_part_file(part.part), summary, once + body)
     return texts
 
 
-def render_kernel(environment: jinja2.Environment, spec: ProgramSpec) -> str:
+def _part_file(part: str) -> str:
+    return f"cake_{part}.cuh"
+
+
+def render_kernel(environment: jinja2.Environment, pool: HeaderPool, spec: ProgramSpec) -> str:
     """The device half of a program, sealed."""
-    body = render_template(environment, spec.template, _context(spec))
+    body = render_template(environment, spec.template, _context(pool, spec))
     return render_sealed(f"{spec.name}_kernel.cu", spec.export, spec.summary, body)
 
 
-def render_binding(environment: jinja2.Environment, spec: ProgramSpec) -> str:
+def render_binding(environment: jinja2.Environment, pool: HeaderPool, spec: ProgramSpec) -> str:
     """The host half of a program, sealed."""
-    body = render_template(environment, BINDING_TEMPLATE, _context(spec))
+    body = render_template(environment, BINDING_TEMPLATE, _context(pool, spec))
     return render_sealed(f"{spec.name}_binding.cu", spec.export, f"Host half of {spec.summary}", body)
 
 
-def _context(spec: ProgramSpec) -> dict[str, Any]:
+def _context(pool: HeaderPool, spec: ProgramSpec) -> dict[str, Any]:
     """What kernel and binding templates may name."""
     return {
         "spec": spec,
-        "device_common": preamble_name(spec.export, "device_common"),
-        "device_family": preamble_name(spec.export, f"device_{spec.arch_family}"),
-        "host_common": preamble_name(spec.export, "host_common"),
-        "shared": {part.name: preamble_name(spec.export, part.part) for part in spec.shared},
+        "header": pool.header,
+        "device_common": pool.header("device/common.cuh"),
+        "device_family": _family_header(pool, spec),
+        "shared": {part.name: _part_file(part.part) for part in spec.shared},
     }
 
 
-def _closure(source: str, texts: dict[str, str]) -> tuple[str, ...]:
-    """Preambles that a source includes, directly or not, in the order of inclusion."""
-    seen: list[str] = []
-    pending = included_files(texts[source])
-    while pending:
-        name = pending.pop(0)
-        if name not in texts:
-            raise EmitError(f"{source}: includes {name!r}, which the export does not write; it writes preambles only")
-        if name not in seen:
-            seen.append(name)
-            pending.extend(included_files(texts[name]))
-    return tuple(seen)
+def _family_header(pool: HeaderPool, spec: ProgramSpec) -> str:
+    """What only one family's kernels use; of Hopper with the one width of wgmma that the program multiplies with."""
+    widths = [entry.value for entry in spec.constants if entry.name in ("kNPad", "kBlockN")]
+    if spec.arch_family == "sm90" and widths:
+        return pool.header("device/wgmma_mma.cuh", n=int(widths[0]))
+    return pool.header(f"device/{spec.arch_family}.cuh")

@@ -1,4 +1,4 @@
-"""The one module that writes a generated tree, and the check that compares one. Imports errors and seal.
+"""The one module that writes generated trees, and the check that compares one. Imports errors, registry and emit.
 
 Writing is all or nothing: the whole tree is written beside the old one and synced, then the two folders change places.
 Where the file system can exchange two names in one step, a kill at any moment leaves the old tree or the new one in
@@ -15,12 +15,15 @@ import ctypes
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cakegen.emit.seal import is_generated, is_intact
+from cakegen.emit.shared import render_shared_table
+from cakegen.emit.tree import RenderedTree
 from cakegen.errors import EmitError, SealError
+from cakegen.registry import REGISTRY_FILE, SHARED_FILE, SHARED_FOLDER
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -131,19 +134,78 @@ def write_tree(root: Path, files: Mapping[str, str]) -> TreeDifference:
     EmitError
         The folder holds a file that no export wrote (nothing is lost then), is none, or can't be written.
     """
+    with _writing(root.parent):
+        return _write(root, files)
+
+
+def write_exports(folder: Path, trees: Sequence[RenderedTree]) -> dict[str, TreeDifference]:
+    """Write the trees of some exports below a folder, and the headers that they share. Each folder is all or nothing.
+
+    The headers come first: every tree that is there finds all that it includes, at any moment.
+
+    Returns
+    -------
+    dict
+        What was different before, by name of a folder.
+
+    Raises
+    ------
+    EmitError
+        As `write_tree` and `shared_files`.
+    """
+    with _writing(folder):
+        files = {SHARED_FOLDER: shared_files(folder, trees), **{tree.export: tree.files for tree in trees}}
+        return {name: _write(folder / name, texts) for name, texts in files.items()}
+
+
+def shared_files(folder: Path, trees: Sequence[RenderedTree]) -> dict[str, str]:
+    """What the shared folder beside some trees must hold: their headers, those of other trees there, and the table.
+
+    Headers that none of the trees includes are kept as they are where another tree lies in the folder, which may.
+
+    Raises
+    ------
+    EmitError
+        Two trees give one header different texts, or somebody edited one that would be kept.
+    """
+    headers: dict[str, str] = {}
+    for tree in trees:
+        for name, text in tree.headers.items():
+            if headers.setdefault(name, text) != text:
+                raise EmitError(f"{tree.export}: would write another {name} than {trees[0].export}; a header is shared")
+    written = {tree.export for tree in trees}
+    if any(file.parent.name not in written for file in folder.glob(f"[!.]*/{REGISTRY_FILE}")):
+        headers |= {name: text for name, text in _kept_headers(folder / SHARED_FOLDER).items() if name not in headers}
+    return {**headers, SHARED_FILE: render_shared_table(headers)}
+
+
+def _kept_headers(shared: Path) -> dict[str, str]:
+    kept = {}
+    for file in shared.glob("*.cuh"):
+        kept[file.name] = _content(file).decode("utf-8", "replace")
+        if not is_intact(kept[file.name]):
+            raise EmitError(f"{file}: edited by hand, and other trees include it; run `cakegen export` for those first")
+    return kept
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with _only_user(root.parent):
-            _refuse_no_folder(root)
-            _recover(root)
-            difference = _compare(root, files)
-            if difference.clean:
-                return difference
-            _refuse_foreign(root, (*difference.changed, *difference.edited, *difference.stale))
-            _write_beside(_incoming(root), files)
-            _swap(root)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_user(folder):
+            yield
     except OSError as error:
-        raise EmitError(f"{root}: can't write the tree: {error.strerror} ({error.filename})") from error
+        raise EmitError(f"{folder}: can't write the tree: {error.strerror} ({error.filename})") from error
+
+
+def _write(root: Path, files: Mapping[str, str]) -> TreeDifference:
+    _refuse_no_folder(root)
+    _recover(root)
+    difference = _compare(root, files)
+    if not difference.clean:
+        _refuse_foreign(root, (*difference.changed, *difference.edited, *difference.stale))
+        _write_beside(_incoming(root), files)
+        _swap(root)
     return difference
 
 

@@ -1,8 +1,8 @@
 """Generated trees as plain text: of the files on disk, or of a git revision. Imports errors, plain_files and registry.
 
 A registry is read as bare literals, not as this version's records, so that a tree of an older schema can be compared
-with the present one. A tree is data of others: a symbolic link in it is refused and never followed, and what it holds
-is bounded.
+with the present one. What its tables hold apart is joined: a program has one record, whatever the schema. A tree is
+data of others: a symbolic link in it is refused and never followed, and what it holds is bounded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from typing import Any
 
 from cakegen import plain_files
 from cakegen.errors import RegistryError, ReviewError
-from cakegen.registry import REGISTRY_FILE, parse_literals
+from cakegen.registry import (
+    JSON_NAMES,
+    REGISTRY_FILE,
+    SHARED_FILE,
+    SHARED_FOLDER,
+    SharedHeader,
+    header_closure,
+    parse_shared_table,
+    parse_tables,
+)
+from cakegen.review.whole_records import parse_whole_records
 
 _BLOB = "blob"
 # git-ls-tree: the mode of a symbolic link, whose object holds the name that it leads to
@@ -35,10 +45,12 @@ class Tree:
         Its folder's name.
     model
         `MODEL`, as nested dicts and lists.
-    modules, kernels, specializations
+    modules
+        A whole record a program, by its name.
+    kernels, specializations
         The registry's tables, as they stand.
     texts
-        Sources by file name.
+        Sources and headers by file name.
     """
 
     export: str
@@ -217,15 +229,16 @@ def _trees(files: Mapping[str, bytes], where: str) -> dict[str, Tree]:
     for name, content in files.items():
         export, _, rest = name.partition("/")
         by_export.setdefault(export, {})[rest] = content.decode("utf-8", "replace")
+    shared = by_export.get(SHARED_FOLDER, {})
     return {
-        export: _tree(export, texts, f"{where}: {export}/{REGISTRY_FILE}")
+        export: _tree(export, texts, shared, f"{where}: {export}/{REGISTRY_FILE}")
         for export, texts in sorted(by_export.items())
         if REGISTRY_FILE in texts
     }
 
 
-def _tree(export: str, texts: Mapping[str, str], where: str) -> Tree:
-    values = parse_literals(texts[REGISTRY_FILE], where)
+def _tree(export: str, texts: Mapping[str, str], shared: Mapping[str, str], where: str) -> Tree:
+    values = _values(texts[REGISTRY_FILE], shared, where)
     tables = [values[name] for name in ("MODEL", "MODULES", "KERNELS", "SPECIALIZATIONS")]
     if not all(isinstance(table, dict) for table in tables):
         raise RegistryError(f"{where}: MODEL, MODULES, KERNELS and SPECIALIZATIONS must be dicts; export again")
@@ -237,8 +250,38 @@ def _tree(export: str, texts: Mapping[str, str], where: str) -> Tree:
     for key, constants in specializations.items():
         if not isinstance(constants, dict) or not all(type(value) is int for value in constants.values()):
             raise RegistryError(f"{where}: SPECIALIZATIONS of {key!r} must be a dict of ints; export again")
-    sources = {name.rpartition("/")[2]: text for name, text in texts.items() if "/" in name}
+    sources = {name.rpartition("/")[2]: text for name, text in texts.items() if "/" in name} | dict(shared)
     return Tree(export, model, modules, kernels, specializations, sources)
+
+
+def _values(text: str, shared: Mapping[str, str], where: str) -> dict[str, Any]:
+    """What a registry assigns, with a whole record a program; of schema 1 and 2 as of the present one."""
+    if JSON_NAMES not in text.splitlines():
+        return parse_whole_records(text, where)
+    values = parse_tables(text, where)
+    table = parse_shared_table(shared.get(SHARED_FILE, ""), f"{where.partition(':')[0]}: {SHARED_FOLDER}/{SHARED_FILE}")
+    try:
+        modules = {name: _joined(name, row, values, table) for name, row in values["MODULES"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RegistryError(f"{where}: damaged MODULES ({type(error).__name__}: {error}); export again") from None
+    return values | {"MODULES": modules}
+
+
+def _joined(
+    name: str, row: Mapping[str, Any], values: Mapping[str, Any], table: Mapping[str, SharedHeader]
+) -> dict[str, Any]:
+    """A program's record with what its row names."""
+    own = {field: value for field, value in row.items() if field != "includes"}
+    return {
+        **own,
+        "sources": [f"{name}_kernel.cu", f"{name}_binding.cu"],
+        "headers": list(header_closure(row["includes"], lambda header: table[header].includes)),
+        "flags": values["FLAGS"][row["flags"]],
+        "arg_plan": values["ARG_PLANS"][row["arg_plan"]],
+        "tensor_maps": values["TENSOR_MAPS"][row["tensor_maps"]],
+        "barriers": values["BARRIERS"][row["barriers"]],
+        "launch": values["LAUNCHES"][row["launch"]],
+    }
 
 
 def _check_record(where: str, name: str, record: Mapping[str, Any]) -> None:

@@ -1,3 +1,4 @@
+#pragma once
 // ---- types, thread position, shared-memory addresses ----
 
 namespace cake {

@@ -1,4 +1,7 @@
+#pragma once
 // ---- between CTAs and between launches: PTX ISA 9.7.13.13 griddepcontrol, 9.7.13.5 atom, 9.7.9.8 ld ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

@@ -1,4 +1,7 @@
+#pragma once
 // ---- cluster launch control: a running cluster takes the place of one that has not started ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

@@ -1,4 +1,7 @@
+#pragma once
 // ---- bf16 as raw bits, and the approximations: PTX ISA 9.7.3 and 9.7.9.21 ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

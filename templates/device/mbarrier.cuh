@@ -1,4 +1,7 @@
+#pragma once
 // ---- mbarrier: PTX ISA 9.7.13.15 ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

@@ -1,4 +1,7 @@
+#pragma once
 // ---- 16-byte accesses and packed stores ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

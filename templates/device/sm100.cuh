@@ -1,8 +1,6 @@
 #pragma once
-// PTX that only the Blackwell kernels use. Include the common device preamble first.
+// PTX that only the Blackwell kernels use.
 
-/*% include "device/tcgen05.cuh" %*/
-
-/*% include "device/tensor_memory.cuh" %*/
-
-/*% include "device/stmatrix.cuh" %*/
+#include "${header("device/tcgen05.cuh") | file_name}"
+#include "${header("device/tensor_memory.cuh") | file_name}"
+#include "${header("device/stmatrix.cuh") | file_name}"

@@ -1,11 +1,8 @@
-// PTX that only Blackwell's GEMMs use. The common and the family's preamble come first.
+#pragma once
+// PTX that only Blackwell's GEMMs use.
 
-/*% include "device/tcgen05_pair.cuh" %*/
-
-/*% include "device/tma_pair.cuh" %*/
-
-/*% include "device/launch_control.cuh" %*/
-
-/*% include "device/wide_store.cuh" %*/
-
-/*% include "device/tma_store.cuh" %*/
+#include "${header("device/tcgen05_pair.cuh") | file_name}"
+#include "${header("device/tma_pair.cuh") | file_name}"
+#include "${header("device/launch_control.cuh") | file_name}"
+#include "${header("device/wide_store.cuh") | file_name}"
+#include "${header("device/tma_store.cuh") | file_name}"

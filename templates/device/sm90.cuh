@@ -1,6 +1,5 @@
 #pragma once
-// PTX that only the Hopper kernels use. Include the common device preamble first.
+// PTX that only the Hopper kernels use, but for the multiplication: a header a width (wgmma_mma).
 
-/*% include "device/wgmma.cuh" %*/
-
-/*% include "device/stmatrix.cuh" %*/
+#include "${header("device/wgmma.cuh") | file_name}"
+#include "${header("device/stmatrix.cuh") | file_name}"

@@ -1,4 +1,7 @@
+#pragma once
 // ---- stmatrix: PTX ISA 9.7.14.5.16 ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

@@ -1,4 +1,7 @@
+#pragma once
 // ---- tcgen05: the tensor core of sm_100a and sm_103a, PTX ISA 9.7.16. One thread issues for its CTA ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

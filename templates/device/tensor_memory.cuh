@@ -1,4 +1,7 @@
+#pragma once
 // ---- tensor memory: 128 lanes of 512 columns of 32 bits an SM; an address is lane << 16 | column ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

@@ -1,4 +1,7 @@
+#pragma once
 // ---- tensor copies of a pair of CTAs, PTX ISA 9.7.9.27 with .cta_group::2 ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

@@ -1,4 +1,7 @@
+#pragma once
 // ---- tensor copies to global memory: PTX ISA 9.7.9.27, and 9.7.9.25 for their groups ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

@@ -1,4 +1,7 @@
+#pragma once
 // ---- wgmma: PTX ISA 9.7.15. Only sm_90a has it ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 
@@ -41,23 +44,6 @@ __device__ __forceinline__ void wgmma_wait_group() {
 template <u32 kN>
 __device__ void wgmma_m64_k16(float (&d)[kN / 2], u64 a, u64 b);
 
-//% for n in wgmma_widths
-template <>
-__device__ __forceinline__ void wgmma_m64_k16<${n | i32}>(float (&d)[${(n // 2) | i32}], u64 a, u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n${n | i32}k16.f32.bf16.bf16 {"
-//% for row in range(0, n // 2, 16)
-        "${(", " if row else "") | code}%${range(row, [row + 16, n // 2] | min) | map("i32") | join(", %") | code}"
-//% endfor
-        "}, %${(n // 2) | i32}, %${(n // 2 + 1) | i32}, 1, 1, 1, 0, 0;"
-        : "+f"(d[${range(0, 4) | map("i32") | join(']), "+f"(d[') | code}])
-//% for row in range(4, n // 2, 4)
-          , "+f"(d[${range(row, row + 4) | map("i32") | join(']), "+f"(d[') | code}])
-//% endfor
-        : "l"(a), "l"(b));
-}
-
-//% endfor
 // Moves registers between warpgroups (PTX ISA 9.7.19.5): every warp of the warpgroup executes it; `inc` blocks until
 // the pool holds enough.
 template <u32 kRegisters>

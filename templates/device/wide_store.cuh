@@ -1,4 +1,7 @@
+#pragma once
 // ---- 32-byte stores: PTX ISA 9.7.9.11, st.v8.b32 to global memory (sm_100 on) ----
+
+#include "${header("device/base.cuh") | file_name}"
 
 namespace cake {
 

@@ -1,4 +1,4 @@
-#include "${device_common | file_name}"
+#include "${header("device/common.cuh") | file_name}"
 
 using namespace cake;
 

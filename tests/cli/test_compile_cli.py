@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import pprint
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from compile_sources import HEADER, PLAIN
 from models import tiny_model
-from sealed_trees import resealed
+from small_registry import registry_text, registry_values, small_record, write_headers, write_sources
 
 from cakegen import registry
 from cakegen.cli.compile import compile_command
 from cakegen.errors import CompileError
 from cakegen.model import to_literal
-from cakegen.registry import SCHEMA_VERSION
 
 LAUNCH = {
     "block": [128, 1, 1],
@@ -27,20 +25,8 @@ LAUNCH = {
 }
 
 
-def _module(name: str, arches: list[str]) -> dict[str, object]:
-    return {
-        "role": "decode_front",
-        "sources": [f"{name}_kernel.cu", f"{name}_binding.cu"],
-        "headers": ["scaled.cuh"],
-        "arches": arches,
-        "flags": ["-std=c++17"],
-        "ffi_entry": "run",
-        "arg_plan": [["buffer", "out"], ["parameter", "count"]],
-        "tensor_maps": [],
-        "barriers": [],
-        "launch": LAUNCH,
-        "closure_digest": dict.fromkeys(arches, ""),
-    }
+def _module(arches: list[str]) -> dict[str, object]:
+    return small_record(role="decode_front", includes=["scaled.cuh"], arches=arches, launch=LAUNCH)
 
 
 @pytest.fixture
@@ -48,34 +34,29 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A generated tree: `one` on two targets behind two keys, `two` on one target with a constant of its key."""
     monkeypatch.setenv("CAKEGEN_CACHE_DIR", str(tmp_path / "cache"))
     root = tmp_path / "small"
-    values = {
-        "SCHEMA_VERSION": SCHEMA_VERSION,
-        "EXPORT": "small",
-        "MODEL": to_literal(tiny_model()),
-        "MODULES": {"one": _module("one", ["sm_90a", "sm_100a"]), "two": _module("two", ["sm_90a"])},
-        "KERNELS": {"decode:a": "one", "decode:b": "one", "norm:c": "two"},
-        "SPECIALIZATIONS": {key: {"SCALE": 2} for key in ("decode:a", "decode:b", "norm:c")},
-    }
-    csrc = root / "csrc" / "cake_small"
-    csrc.mkdir(parents=True)
-    text = "\n".join(f"{name} = {pprint.pformat(value)}" for name, value in values.items())
-    (root / "cake_jit.py").write_text(text)
-    (csrc / "scaled.cuh").write_text(HEADER)
-    for name in ("one", "two"):
-        (csrc / f"{name}_kernel.cu").write_text(PLAIN.replace("kernel_plain", f"kernel_{name}"))
+    sources = {f"{name}_kernel.cu": PLAIN.replace("kernel_plain", f"kernel_{name}") for name in ("one", "two")}
+    values = registry_values(
+        "small",
+        to_literal(tiny_model()),
+        {"one": _module(["sm_90a", "sm_100a"]), "two": _module(["sm_90a"])},
+        {"decode:a": "one", "decode:b": "one", "norm:c": "two"},
+        {key: {"SCALE": 2} for key in ("decode:a", "decode:b", "norm:c")},
+        sources,
+    )
+    write_sources(root, "small", sources)
+    write_headers(tmp_path, {"scaled.cuh": HEADER})
+    (root / "cake_jit.py").write_text(registry_text(values))
     return root
 
 
 def _compile(tree: Path, *arguments: str) -> Result:
     """With the digests of what the files say now."""
     registry._load.cache_clear()
-    found = resealed(registry.load_registry(tree))
-    text = (tree / "cake_jit.py").read_text()
-    values = registry.parse_literals(text, "x")
-    for name, program in found.programs.items():
-        values["MODULES"][name]["closure_digest"] = dict(program.closure_digest)
-    (tree / "cake_jit.py").write_text("\n".join(f"{name} = {pprint.pformat(value)}" for name, value in values.items()))
-    registry._load.cache_clear()
+    file = tree / "cake_jit.py"
+    values = registry.parse_tables(file.read_text(), "x")
+    sources = {path.name: path.read_text() for path in (tree / "csrc" / "cake_small").iterdir()}
+    values["FILES"] |= {name: registry.file_digest(text) for name, text in sources.items()}
+    file.write_text(registry_text(values))
     return CliRunner().invoke(compile_command, ["--export", str(tree), *arguments])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -13,13 +14,20 @@ from click.testing import CliRunner, Result
 from cakegen import __version__, paths
 from cakegen.cli import main as cli
 from cakegen.cli.main import main
-from cakegen.registry import load_registry
+from cakegen.compile import compile_cubin, request_for
+from cakegen.registry import SHARED_FOLDER, load_registry
 
 TINY = "tiny_latent_moe"
 
 
 def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def copy_trees(trees: Path, folder: Path) -> None:
+    """The small export's tree and the headers beside it."""
+    for name in (TINY, SHARED_FOLDER):
+        shutil.copytree(trees / name, folder / name)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,7 @@ def test_export_writes_a_tree_that_check_accepts(trees: Path) -> None:
 
 
 def test_check_reports_hand_edit_and_writes_nothing(trees: Path, tmp_path: Path) -> None:
-    shutil.copytree(trees / TINY, tmp_path / TINY)
+    copy_trees(trees, tmp_path)
     edited = next((tmp_path / TINY).rglob("*_kernel.cu"))
     edited.write_text(edited.read_text() + "// mine\n")
     before = edited.read_bytes()
@@ -71,7 +79,7 @@ def test_check_reports_an_edited_template(trees: Path, tmp_path: Path, monkeypat
 
 
 def test_check_reports_a_stale_file_and_export_drops_it(trees: Path, tmp_path: Path) -> None:
-    shutil.copytree(trees / TINY, tmp_path / TINY)
+    copy_trees(trees, tmp_path)
     kept = next((tmp_path / TINY).rglob("*_kernel.cu"))
     stale = kept.with_name(f"cake_{TINY}_{'0' * 20}_kernel.cu")
     shutil.copy(kept, stale)
@@ -194,12 +202,31 @@ def test_show_explains_key_and_program_alike(trees: Path) -> None:
         assert f"barrier {barrier}: {count}" in by_key.output
 
 
-def test_show_source_prints_all_of_it(trees: Path) -> None:
+@pytest.mark.parametrize("role", ["decode_front", "decode_tail", "tail_norm", "front_gemm", "tail_gemm"])
+def test_show_source_prints_one_text_that_compiles_to_the_same_code(trees: Path, role: str) -> None:
+    """The compile line's constants are in it, and no file is left to include."""
     registry = load_registry(trees / TINY)
-    key = next(iter(registry.kernels))
-    output = run("show", key, "--export", trees / TINY, "--source").output
-    for line in registry.read(registry.program(key).kernel_source).splitlines():
-        assert f"  {line}".rstrip() in output
+    key = next(key for key, name in registry.kernels.items() if registry.programs[name].role == role)
+    program = registry.program(key)
+    text = run("show", key, "--export", trees / TINY, "--source").output
+    assert "#include" not in text
+    for name, header in registry.closure(program)[1:]:
+        assert text.count(f"// {name}: begin\n") == text.count(f"// {name}: end\n") == 1
+        assert {line for line in header.splitlines() if not line.startswith("#")} <= set(text.splitlines())
+    request = request_for(registry, key, program.arches[0])
+    flat = dataclasses.replace(request, source=text, headers=(), constants=())
+    assert compile_cubin(flat).cubin == compile_cubin(request).cubin
+
+
+def test_show_source_of_a_program_is_that_of_its_first_key(trees: Path) -> None:
+    registry = load_registry(trees / TINY)
+    key = next(key for key in registry.kernels if registry.constants(key))
+    name = registry.kernels[key]
+    first = next(key for key, program in registry.kernels.items() if program == name)
+    shown = run("show", name, "--export", trees / TINY, "--source").output
+    assert shown == run("show", first, "--export", trees / TINY, "--source").output
+    for constant, value in registry.constants(first).items():
+        assert f"#define {constant} {value}\n" in shown
 
 
 def test_show_names_the_nearest_key(trees: Path) -> None:

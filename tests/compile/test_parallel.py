@@ -10,7 +10,7 @@ from compile_sources import HEADER, PLAIN, PLAIN_REQUEST
 
 from cakegen.compile import CompiledProgram, CompileRequest, Outcome, compile_many, request_for
 from cakegen.errors import CompileError, RegistryError
-from cakegen.registry import LaunchRecord, Program, Registry, closure_digest
+from cakegen.registry import LaunchRecord, Program, Registry, file_digest
 
 SCALES = [replace(PLAIN_REQUEST, constants=(("SCALE", scale),)) for scale in range(1, 5)]
 BROKEN = replace(PLAIN_REQUEST, name="broken", source="int broken = ;")
@@ -57,16 +57,12 @@ def test_compile_many_passes_on_what_its_callback_raises() -> None:
         compile_many(SCALES, 1, stop)
 
 
-TEXTS = (("plain_kernel.cu", PLAIN), ("scaled.cuh", HEADER))
-
-
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
     """One program in a tree of its own; the model plays no part in compiling."""
     program = Program(
         name="plain",
         role="decode_front",
-        sources=("plain_kernel.cu", "plain_binding.cu"),
         headers=("scaled.cuh",),
         arches=("sm_90a",),
         flags=("-std=c++17",),
@@ -75,10 +71,10 @@ def registry(tmp_path: Path) -> Registry:
         tensor_maps=(),
         barriers=(),
         launch=LaunchRecord((128, 1, 1), (1, 1, 1), False, False, False, 0),
-        closure_digest=(("sm_90a", closure_digest("sm_90a", TEXTS, ("-std=c++17",))),),
+        digests=(("plain_kernel.cu", file_digest(PLAIN)), ("scaled.cuh", file_digest(HEADER))),
     )
     tree = Registry(
-        root=tmp_path,
+        root=tmp_path / "small",
         export="small",
         model=None,  # type: ignore[arg-type]
         programs={"plain": program},
@@ -87,7 +83,8 @@ def registry(tmp_path: Path) -> Registry:
     )
     tree.csrc.mkdir(parents=True)
     (tree.csrc / "plain_kernel.cu").write_text(PLAIN)
-    (tree.csrc / "scaled.cuh").write_text(HEADER)
+    tree.shared.mkdir()
+    (tree.shared / "scaled.cuh").write_text(HEADER)
     return tree
 
 
@@ -113,7 +110,7 @@ def test_request_for_refuses_an_unknown_key(registry: Registry) -> None:
 
 
 def test_request_for_names_a_source_that_is_missing(registry: Registry) -> None:
-    (registry.csrc / "scaled.cuh").unlink()
+    (registry.shared / "scaled.cuh").unlink()
     with pytest.raises(RegistryError, match=r"scaled\.cuh: No such file.*cakegen export small"):
         request_for(registry, "decode:a", "sm_90a")
 
@@ -121,17 +118,9 @@ def test_request_for_names_a_source_that_is_missing(registry: Registry) -> None:
 def test_request_for_refuses_sources_that_the_registry_was_not_written_with(registry: Registry) -> None:
     """A package that is replaced under a running server: its registry is in memory, its sources are read later."""
     assert request_for(registry, "decode:a", "sm_90a").source == PLAIN
-    (registry.csrc / "scaled.cuh").write_text(HEADER + " ")
-    with pytest.raises(
-        RegistryError, match=r"plain_kernel\.cu: it and its headers are not those .* sm_90a; .* restart"
-    ):
+    (registry.shared / "scaled.cuh").write_text(HEADER + " ")
+    with pytest.raises(RegistryError, match=r"scaled\.cuh: not the file of this registry .* restart"):
         request_for(registry, "decode:a", "sm_90a")
-    (registry.csrc / "scaled.cuh").write_bytes(b"\xff")
+    (registry.shared / "scaled.cuh").write_bytes(b"\xff")
     with pytest.raises(RegistryError, match=r"scaled\.cuh: not UTF-8"):
         request_for(registry, "decode:a", "sm_90a")
-
-
-def test_request_for_refuses_a_program_without_a_digest(registry: Registry) -> None:
-    unsealed = replace(registry.programs["plain"], closure_digest=())
-    with pytest.raises(RegistryError, match=r"not those of this registry .* says None\)"):
-        request_for(replace(registry, programs={"plain": unsealed}), "decode:a", "sm_90a")

@@ -19,7 +19,7 @@ from cakegen.compile.bundle import write_bundle
 from cakegen.doctor import ABSENT, OK, PROBLEM, Finding, examine_machine, machine
 from cakegen.doctor.machine import SETTINGS
 from cakegen.errors import LaunchError
-from cakegen.registry import load_registry
+from cakegen.registry import SHARED_FOLDER, Registry, load_registry
 from cakegen.runtime import driver
 
 TINY = "tiny_latent_moe"
@@ -139,9 +139,14 @@ def test_folder_that_is_no_bundle_is_a_problem(tmp_path: Path, monkeypatch: pyte
     assert examine()["bundle"].state == PROBLEM
 
 
+def copy_tree(registry: Registry, folder: Path) -> None:
+    shutil.copytree(registry.root, folder / registry.export)
+    shutil.copytree(registry.shared, folder / SHARED_FOLDER)
+
+
 def test_tree_that_lacks_a_source_is_a_problem(tmp_path: Path) -> None:
     registry = load_registry(TINY)
-    shutil.copytree(registry.root, tmp_path / TINY)
+    copy_tree(registry, tmp_path)
     lost = next((tmp_path / TINY).rglob("*_kernel.cu"))
     lost.unlink()
     found = examine(tmp_path / TINY)["tree"]
@@ -151,13 +156,12 @@ def test_tree_that_lacks_a_source_is_a_problem(tmp_path: Path) -> None:
 
 def test_tree_of_two_versions_is_a_problem(tmp_path: Path) -> None:
     registry = load_registry(TINY)
-    shutil.copytree(registry.root, tmp_path / TINY)
-    (changed,) = {name for program in registry.programs.values() for name in program.headers if "sm90" in name}
-    with (tmp_path / TINY / "csrc" / f"cake_{TINY}" / changed).open("a") as file:
+    copy_tree(registry, tmp_path)
+    with (tmp_path / SHARED_FOLDER / "cake_device_sm90.cuh").open("a") as file:
         file.write("// of another version\n")
     found = examine(tmp_path / TINY)["tree"]
     assert found.state == PROBLEM
-    assert "it and its headers are not those of this registry" in found.text
+    assert "cake_device_sm90.cuh: not the file of this registry" in found.text
 
 
 def test_damaged_cache_entry_is_a_problem_with_its_remedy(tmp_path: Path) -> None:

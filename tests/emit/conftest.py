@@ -20,12 +20,13 @@ struct Cfg {
 extern "C" __global__ void kernel_${spec.name | ident}() {}
 """
 PARTS = {
-    "device/common.cuh": '#pragma once\n/*% include "device/base.cuh" %*/\n',
-    "device/base.cuh": "using u32 = unsigned int;\n",
+    "device/common.cuh": '#pragma once\n#include "${header("device/base.cuh") | file_name}"\n',
+    "device/base.cuh": "#pragma once\nusing u32 = unsigned int;\n",
     "device/sm90.cuh": "#pragma once\nusing u64 = unsigned long long;\n",
+    "device/wgmma_mma.cuh": '#pragma once\n#include "${header("device/sm90.cuh") | file_name}"\n// ${n | i32}\n',
     "device/sm100.cuh": "#pragma once\nusing u64 = unsigned long long;\n",
     "host/common.cuh": "#pragma once\n#include <cuda.h>\n",
-    "host/binding.cu": '#include "${host_common | file_name}"\nint run_${spec.name | ident}() { return 0; }\n',
+    "host/binding.cu": '#include "${header("host/common.cuh") | file_name}"\nint run_${spec.name | ident};\n',
     "kernels/sm90/decode.cu": KERNEL,
     "kernels/sm100/decode.cu": KERNEL,
     "kernels/sm90/front_gemm.cu": KERNEL,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from binding_build import binding_examples, build_from_manifest, find_nvcc, include_flags
+from committed_trees import committed_tree
 
 from cakegen import paths
 from cakegen.emit.ffi_layout import MANIFEST_FILE, select_ffi_files
 from cakegen.emit.write import write_tree
-from cakegen.registry import Program, Registry, load_registry
+from cakegen.registry import Registry, load_registry
 
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
 ROLES = {"decode_front", "decode_tail", "tail_norm", "front_gemm", "tail_gemm"}
@@ -22,9 +24,7 @@ PREFIX = "__tvm_ffi_"
 
 
 def write_layout(registry: Registry, folder: Path) -> None:
-    files = (path for path in registry.root.rglob("*") if path.is_file())
-    tree = {path.relative_to(registry.root).as_posix(): path.read_text() for path in files}
-    write_tree(folder, select_ffi_files(tree, registry.export))
+    write_tree(folder, select_ffi_files(committed_tree(registry.export)))
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
@@ -60,18 +60,31 @@ def test_every_blackwell_prefill_binding_compiles(tmp_path: Path) -> None:
         list(pool.map(lambda key: build_from_manifest(manifest, key, tmp_path), keys))
 
 
-def declared_parameters(program: Program) -> list[list[str]]:
-    """What the entry's parameters must be: a tensor that a map tiles has a suffix of its own."""
-    kinds = {"tma_buffer": ("TensorView", "_tiles"), "buffer": ("TensorView", "")}
-    pairs = ((*kinds.get(kind, ("int64_t", "")), name) for kind, name in program.arg_plan)
-    return [[cpp_type, name + suffix] for cpp_type, suffix, name in pairs]
+KINDS = {"tma_buffer": {"tiles", "token_tiles"}, "buffer": {"buffer"}, "parameter": {"parameter"}, "grid": {"grid"}}
 
 
 @pytest.mark.parametrize("export", EXPORTS)
-def test_binding_takes_the_argument_plan_in_its_order(export: str) -> None:
+def test_table_of_a_binding_is_the_argument_plan_in_its_order(export: str) -> None:
     registry = load_registry(export)
     for program in registry.programs.values():
         text = registry.read(program.binding_source)
-        declared = text[text.index("void run(") + len("void run(") : text.index(") {")]
-        parameters = [parameter.split() for parameter in declared.split(",")]
-        assert parameters == declared_parameters(program), program.name
+        rows = re.findall(r"^        cake_host::(\w+)\(\"(\w+)\"", text, re.MULTILINE)
+        assert [name for _, name in rows] == [name for _, name in program.arg_plan], program.name
+        for (made, _), (kind, _) in zip(rows, program.arg_plan, strict=True):
+            assert made in KINDS[kind], program.name
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_table_of_a_binding_holds_boxes_launch_and_nothing_that_decides(export: str) -> None:
+    registry = load_registry(export)
+    for program in registry.programs.values():
+        text = registry.read(program.binding_source)
+        boxes = re.findall(r'cake_host::(token_)?tiles\("(\w+)", \{(true|false), (\d+), (\d+), (\d+)\}\)', text)
+        assert [(name, view == "true", tuple(map(int, box)), bool(clipped)) for clipped, name, view, *box in boxes] == [
+            (entry.name, entry.view == "chunks", entry.box, bool(entry.token_parts)) for entry in program.tensor_maps
+        ]
+        launch = program.launch
+        facts = (launch.block[0], launch.cluster[0], launch.cooperative, launch.programmatic, launch.dynamic_smem_bytes)
+        assert f"Attributes kLaunch{{{', '.join(str(fact).lower() for fact in facts)}}};" in text
+        assert not re.search(r"\b(?:if|for|while)\b", re.sub("//.*", "", text)), program.name
+        assert text.count("\n") <= 60

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from committed_trees import committed_tree
 
 from cakegen import paths
 from cakegen.cli.main import main
@@ -16,15 +16,10 @@ from cakegen.emit.ffi_layout import MANIFEST_FILE, SCHEMA_VERSION, select_ffi_fi
 from cakegen.emit.seal import included_files, is_generated, is_intact
 from cakegen.errors import EmitError
 from cakegen.model import Model, from_literal
-from cakegen.registry import load_registry
+from cakegen.registry import SHARED_FOLDER, load_registry
 
 TINY = "tiny_latent_moe"
-
-
-@functools.cache
-def committed(export: str) -> dict[str, str]:
-    root = paths.generated_root() / export
-    return {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*") if path.is_file()}
+HOST_HEADERS = {"cake_host_common.cuh", "cake_host_entry.cuh"}
 
 
 def run(*arguments: str | Path) -> Result:
@@ -32,7 +27,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def test_layout_holds_the_pairs_of_its_keys_what_they_include_and_a_manifest() -> None:
-    files = select_ffi_files(committed(TINY), TINY, ("sm_100a",), "decode:*_c2*")
+    files = select_ffi_files(committed_tree(TINY), ("sm_100a",), "decode:*_c2*")
     manifest = json.loads(files[MANIFEST_FILE])
     registry = load_registry(TINY)
     expected = {
@@ -43,14 +38,14 @@ def test_layout_holds_the_pairs_of_its_keys_what_they_include_and_a_manifest() -
     assert {entry["program"] for entry in manifest["keys"].values()} == set(programs)
     sources = {entry[half] for entry in programs.values() for half in ("kernel", "binding")}
     headers = {header for name in programs for header in registry.programs[name].headers}
-    assert set(files) == sources | headers | {f"cake_{TINY}_host_common.cuh", MANIFEST_FILE}
+    assert set(files) == sources | headers | HOST_HEADERS | {MANIFEST_FILE}
     for name in set(files) - {MANIFEST_FILE}:
         assert files[name] == registry.read(name)
         assert set(included_files(files[name])) <= set(files), name
 
 
 def test_manifest_says_what_the_registry_says() -> None:
-    manifest = json.loads(select_ffi_files(committed(TINY), TINY)[MANIFEST_FILE])
+    manifest = json.loads(select_ffi_files(committed_tree(TINY))[MANIFEST_FILE])
     registry = load_registry(TINY)
     assert manifest["schema"] == SCHEMA_VERSION
     assert from_literal(Model, manifest["model"]) == registry.model
@@ -65,15 +60,15 @@ def test_manifest_says_what_the_registry_says() -> None:
 
 
 def test_manifest_is_sealed() -> None:
-    text = select_ffi_files(committed(TINY), TINY, ("sm_90a",), "tail_norm:*")[MANIFEST_FILE]
+    text = select_ffi_files(committed_tree(TINY), ("sm_90a",), "tail_norm:*")[MANIFEST_FILE]
     assert is_generated(text)
     assert is_intact(text)
     assert not is_intact(text.replace("-shared", "-shares"))
 
 
 def test_manifest_names_the_command_that_writes_it() -> None:
-    narrowed = select_ffi_files(committed(TINY), TINY, ("sm_90a",), "tail_norm:*")[MANIFEST_FILE]
-    whole = select_ffi_files(committed(TINY), TINY)[MANIFEST_FILE]
+    narrowed = select_ffi_files(committed_tree(TINY), ("sm_90a",), "tail_norm:*")[MANIFEST_FILE]
+    whole = select_ffi_files(committed_tree(TINY))[MANIFEST_FILE]
     command = f"cakegen export {TINY} --dest DIR --layout tvm-ffi"
     assert f"{command} --arch sm_90a --match 'tail_norm:*'" in " ".join(json.loads(narrowed)["about"])
     assert json.loads(whole)["about"][-1].endswith(f"`{command}`.")
@@ -88,7 +83,7 @@ def test_manifest_names_the_command_that_writes_it() -> None:
 )
 def test_selection_of_nothing_is_refused(arches: tuple[str, ...], match: str, words: str) -> None:
     with pytest.raises(EmitError, match=r"`cakegen list` prints them") as caught:
-        select_ffi_files(committed(TINY), TINY, arches, match)
+        select_ffi_files(committed_tree(TINY), arches, match)
     assert words in str(caught.value)
 
 
@@ -122,7 +117,8 @@ def test_option_that_means_nothing_is_refused(options: tuple[str, ...], words: s
 
 
 def test_folder_of_the_other_layout_is_not_written_over(tmp_path: Path) -> None:
-    shutil.copytree(paths.generated_root() / TINY, tmp_path / TINY)
+    for name in (TINY, SHARED_FOLDER):
+        shutil.copytree(paths.generated_root() / name, tmp_path / name)
     into_tree = run("export", TINY, "--layout", "tvm-ffi", "--dest", tmp_path)
     assert into_tree.exit_code == 1
     assert "holds cake_jit.py, so an export of another layout" in into_tree.stderr

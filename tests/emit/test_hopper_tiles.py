@@ -1,4 +1,4 @@
-"""Hopper's prefill tiles in a tree: each serves every stage and degree, and the device preamble has its MMA."""
+"""Hopper's prefill tiles in a tree: each serves every stage and degree, and includes the MMA of its width."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import re
 
 from models import changed, hopper, tiny_model
 
-from cakegen import paths
-from cakegen.emit.environment import template_environment
+from cakegen.emit import render_tree
 from cakegen.emit.reach import reached_keys, reached_plans
-from cakegen.emit.tree import render_preambles
+from cakegen.emit.shared import included_closure
 from cakegen.model import Model, Target
 from cakegen.plan.records import DecodeForm
 
@@ -37,14 +36,21 @@ def test_each_tile_serves_each_stage_and_degree() -> None:
     assert set(map(frozenset, found.values())) == {frozenset(tiles)}
 
 
-def test_preamble_has_the_mma_of_each_width_and_no_other() -> None:
+def test_each_program_includes_the_mma_of_its_width_and_no_other() -> None:
     model = small_model()
     few = changed(model, hopper__prefill__tiles=hopper(model).prefill.tiles[:2])
     for each in (model, few):
-        environment = template_environment(paths.templates_root())
-        specs = [entry.program for entry in reached_keys(each)]
-        text = render_preambles(environment, each.name, specs)[f"cake_{each.name}_device_sm90.cuh"]
-        widths = [int(width) for width in re.findall(r"void wgmma_m64_k16<(\d+)>", text)]
+        tree = render_tree(each, each.name)
+        specs = {entry.program.name: entry.program for entry in reached_keys(each)}
+        used = set()
+        for name, spec in specs.items():
+            texts = {**tree.headers, "kernel": tree.files[f"csrc/cake_{each.name}/{name}_kernel.cu"]}
+            included = "".join(texts[header] for header in included_closure("kernel", texts))
+            widths = {int(width) for width in re.findall(r"void wgmma_m64_k16<(\d+)>", included)}
+            own = {entry.value for entry in spec.constants if entry.name in ("kNPad", "kBlockN")}
+            assert widths == own, name
+            used |= widths
+        assert {name for name in tree.headers if "_mma_" in name} == {f"cake_device_wgmma_mma_n{n}.cuh" for n in used}
         forms = [plan.launches[-1].form for plan in reached_plans(each)]
         tokens = {form.n_pad // form.token_parts for form in forms if isinstance(form, DecodeForm)}
-        assert widths == sorted(tokens | {tile.block_n for tile in hopper(each).prefill.tiles})
+        assert used == tokens | {tile.block_n for tile in hopper(each).prefill.tiles}

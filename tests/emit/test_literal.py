@@ -1,8 +1,8 @@
-"""Literals as text: what is written reads back, within the columns."""
+"""JSON as text: what is written reads back, within the columns."""
 
 from __future__ import annotations
 
-import ast
+import json
 from typing import Any
 
 from hypothesis import given
@@ -17,7 +17,7 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=5) | st.dic
 
 @given(VALUES)
 def test_literal_reads_back_equal(value: Any) -> None:
-    read = ast.literal_eval(render_literal(value, 60))
+    read = json.loads(render_literal(value, 60))
     assert read == value
     assert repr(read) == repr(value)
 
@@ -29,5 +29,5 @@ def test_literal_keeps_to_the_columns(value: dict[str, str]) -> None:
 
 def test_entry_too_long_for_a_line_breaks_behind_its_key() -> None:
     assert (
-        render_literal({"a" * 20: "b" * 20}, 40) == '{\n    "aaaaaaaaaaaaaaaaaaaa":\n        "bbbbbbbbbbbbbbbbbbbb",\n}'
+        render_literal({"a" * 20: "b" * 20}, 40) == '{\n    "aaaaaaaaaaaaaaaaaaaa":\n        "bbbbbbbbbbbbbbbbbbbb"\n}'
     )

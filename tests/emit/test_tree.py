@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,24 +15,22 @@ from models import changed, kimi_k3_model, tiny_model
 from random_models import model_toml, random_model
 
 from cakegen import paths
-from cakegen.emit import decode, index, reach, render_tree, tree, write_tree
+from cakegen.emit import RenderedTree, decode, reach, render_tree, tree, write_exports
 from cakegen.emit.program import COMPILE_FLAGS, ProgramSpec, SharedPart
 from cakegen.emit.reach import reached_keys, reached_plans
 from cakegen.emit.seal import included_files, is_intact
+from cakegen.emit.shared import included_closure
 from cakegen.errors import EmitError
 from cakegen.model import DeviceFacts, Model, Target
 from cakegen.plan import DecodeForm, plan_route
 from cakegen.plan.shape import BLOCK_M
-from cakegen.registry import load_registry
+from cakegen.registry import closure_digest, file_digest, load_registry
 from cakegen.rules import LandingAlias
 from cakegen.spec import parse_export
 
-PREAMBLES = ("device_common", "device_sm90", "device_sm100", "host_common")
-SHARED = ("decode_sm100_c1", "decode_sm100_c2", "norm_row", "device_sm100_gemm", "gemm_sm100")
-
 
 @pytest.fixture(scope="module")
-def tiny_tree() -> dict[str, str]:
+def tiny_tree() -> RenderedTree:
     """The small model's tree, from the real templates."""
     return render_tree(tiny_model(), "tiny_latent_moe")
 
@@ -45,27 +44,43 @@ def program_names(files: dict[str, str]) -> set[str]:
     return {Path(name).name.removesuffix("_kernel.cu") for name in files if name.endswith("_kernel.cu")}
 
 
-def test_every_file_is_sealed_and_lf(tiny_tree: dict[str, str]) -> None:
-    for name, text in tiny_tree.items():
+def test_every_file_is_sealed_and_lf(tiny_tree: RenderedTree) -> None:
+    for name, text in {**tiny_tree.files, **tiny_tree.headers}.items():
         assert is_intact(text), name
         assert "\r" not in text
         assert max(map(len, text.split("\n"))) <= 120, name
 
 
-def test_every_program_is_a_pair_beside_one_copy_of_each_preamble(tiny_tree: dict[str, str]) -> None:
+def test_every_program_is_a_pair_and_includes_shared_headers_alone(tiny_tree: RenderedTree) -> None:
     folder = "csrc/cake_tiny_latent_moe"
-    names = program_names(tiny_tree)
+    names = program_names(tiny_tree.files)
     expected = {f"{folder}/{name}_{half}.cu" for name in names for half in ("kernel", "binding")}
-    expected |= {f"{folder}/cake_tiny_latent_moe_{p}.cuh" for p in PREAMBLES + SHARED}
-    assert set(tiny_tree) == expected | {"cake_jit.py", "README.md"}
-    for name in expected:
-        for included in included_files(tiny_tree[name]):
-            assert f"{folder}/{included}" in tiny_tree, f"{name} includes {included}"
+    assert set(tiny_tree.files) == expected | {"cake_jit.py", "README.md"}
+    used = set()
+    for name in names:
+        used |= set(included_files(tiny_tree.files[f"{folder}/{name}_kernel.cu"]))
+        used |= set(included_files(tiny_tree.files[f"{folder}/{name}_binding.cu"])) - {f"{name}_kernel.cu"}
+    for text in tiny_tree.headers.values():
+        used |= set(included_files(text))
+    assert used == set(tiny_tree.headers)
 
 
-def test_kernel_defines_its_symbol_once_and_no_other(tiny_tree: dict[str, str]) -> None:
-    for name in program_names(tiny_tree):
-        text = tiny_tree[f"csrc/cake_tiny_latent_moe/{name}_kernel.cu"]
+def test_header_says_no_export_and_is_short(tiny_tree: RenderedTree) -> None:
+    assert {"cake_device_base.cuh", "cake_device_mbarrier.cuh", "cake_host_common.cuh"} <= set(tiny_tree.headers)
+    for name, text in tiny_tree.headers.items():
+        assert not re.search("latent_moe|kernel_", name + text), name
+        assert text.count("\n#pragma once\n") == 1, name
+
+
+def test_name_of_a_program_says_role_family_and_tile(tiny_tree: RenderedTree) -> None:
+    tile = r"(?:decode_(?:front|tail)_sm(?:90|100)_n\d+|(?:front|tail)_gemm_sm(?:90|100)_m\d+n\d+|tail_norm_sm\d+_r\d+)"
+    for name in program_names(tiny_tree.files):
+        assert re.fullmatch(rf"cake_tiny_latent_moe_{tile}_[0-9a-f]{{20}}", name), name
+
+
+def test_kernel_defines_its_symbol_once_and_no_other(tiny_tree: RenderedTree) -> None:
+    for name in program_names(tiny_tree.files):
+        text = tiny_tree.files[f"csrc/cake_tiny_latent_moe/{name}_kernel.cu"]
         assert text.count(f"kernel_{name}") == 1
         assert text.count('extern "C" __global__') == 1
 
@@ -73,14 +88,14 @@ def test_kernel_defines_its_symbol_once_and_no_other(tiny_tree: dict[str, str]) 
 @pytest.mark.parametrize("model", [kimi_k3_model, tiny_model])
 def test_registry_reads_back_what_was_exported(tmp_path: Path, model: Callable[[], Model]) -> None:
     expected = model()
-    files = render_tree(expected, expected.name)
-    write_tree(tmp_path / expected.name, files)
+    rendered = render_tree(expected, expected.name)
+    write_exports(tmp_path, [rendered])
     registry = load_registry(tmp_path / expected.name)
     assert registry.model == expected
     assert registry.export == expected.name
     keys = reached_keys(expected)
     assert registry.kernels == {entry.key: entry.program.name for entry in keys}
-    assert set(registry.programs) == program_names(files)
+    assert set(registry.programs) == program_names(rendered.files)
     for entry in keys:
         program, spec = registry.program(entry.key), entry.program
         assert program.arg_plan == spec.arg_plan
@@ -88,9 +103,10 @@ def test_registry_reads_back_what_was_exported(tmp_path: Path, model: Callable[[
         assert program.barriers == spec.barriers
         assert program.launch == spec.launch
         assert set(entry.arches) <= set(program.arches)
-        sources = [(file, registry.read(file)) for file in (program.kernel_source, *program.headers)]
+        sources = [(file, file_digest(text)) for file, text in registry.closure(program)]
+        assert program.headers == included_closure(program.kernel_source, dict(registry.closure(program)))
         for arch, digest in program.closure_digest:
-            assert digest == index.closure_digest(arch, sources, COMPILE_FLAGS)
+            assert digest == closure_digest(arch, sources, COMPILE_FLAGS)
 
 
 def test_every_request_of_the_declared_parts_has_a_program() -> None:
@@ -133,23 +149,23 @@ def test_export_of_another_name_is_refused() -> None:
         render_tree(tiny_model(), "other")
 
 
-def test_template_edit_renames_no_program_but_changes_digests(templates: Path) -> None:
+def test_edit_of_a_header_changes_that_header_alone(templates: Path) -> None:
     model = small_model()
     before = render_tree(model, model.name, templates)
     base = templates / "device/base.cuh"
     base.write_text(base.read_text() + "using u8 = unsigned char;\n")
     after = render_tree(model, model.name, templates)
-    assert set(after) == set(before)
-    changed = {Path(name).name for name in after if after[name] != before[name]}
-    assert changed == {"cake_tiny_latent_moe_device_common.cuh", "cake_jit.py"}
+    assert after.files == before.files
+    assert set(after.headers) == set(before.headers)
+    assert {name for name, text in after.headers.items() if text != before.headers[name]} == {"cake_device_base.cuh"}
 
 
 def test_family_preamble_edit_changes_digests_of_its_includers_only(tmp_path: Path, templates: Path) -> None:
     model = dataclasses.replace(small_model(), targets=(Target("sm_90a", (8,), (3,)),))
     digests = []
     for step in range(2):
-        write_tree(tmp_path / str(step), render_tree(model, model.name, templates))
-        registry = load_registry(tmp_path / str(step))
+        write_exports(tmp_path / str(step), [render_tree(model, model.name, templates)])
+        registry = load_registry(tmp_path / str(step) / model.name)
         digests.append({(p.role, name): p.closure_digest for name, p in registry.programs.items()})
         (templates / "device/sm90.cuh").write_text("#pragma once\n// another\n")
     changed = {role for role, name in digests[0] if digests[0][role, name] != digests[1][role, name]}
@@ -183,7 +199,7 @@ def test_one_edited_line_of_the_export_changes_programs(tmp_path: Path, before: 
 def test_edit_of_a_threshold_that_no_plan_meets_changes_no_source(tmp_path: Path) -> None:
     model = small_model()
     base, other = (changed(model, hopper__decode__landing_alias=LandingAlias(128, least)) for least in (4000, 5000))
-    one, two = render_tree(base, base.name), render_tree(other, other.name)
+    one, two = render_tree(base, base.name).files, render_tree(other, other.name).files
     assert {name for name in one if one[name] != two[name]} == {"cake_jit.py"}
 
 
@@ -193,19 +209,19 @@ def test_random_model_exports(tmp_path: Path, seed: int) -> None:
     file = tmp_path / model.name / "export.toml"
     file.parent.mkdir()
     file.write_text(model_toml(model))
-    files = render_tree(parse_export(file).to_model(), model.name)
-    assert files == render_tree(model, model.name)
-    assert len(program_names(files)) == len({entry.program.name for entry in reached_keys(model)})
+    rendered = render_tree(parse_export(file).to_model(), model.name)
+    assert rendered == render_tree(model, model.name)
+    assert len(program_names(rendered.files)) == len({entry.program.name for entry in reached_keys(model)})
 
 
 SECONDS = """
 import sys, time
 from pathlib import Path
 from cakegen import paths
-from cakegen.emit import render_tree, write_tree
+from cakegen.emit import render_tree, write_exports
 from cakegen.spec import parse_export
 model = parse_export(paths.exports_root() / "kimi_k3_latent_moe" / "export.toml").to_model()
-write_tree(Path(sys.argv[1]) / model.name, render_tree(model, model.name))
+write_exports(Path(sys.argv[1]), [render_tree(model, model.name)])
 print(time.process_time())
 """
 
@@ -230,7 +246,8 @@ from models import tiny_model
 from cakegen.emit import render_tree
 targets = tuple(dataclasses.replace(t, tp_degrees=(8,), sm_counts=t.sm_counts[:2]) for t in tiny_model().targets)
 files = render_tree(dataclasses.replace(tiny_model(), targets=targets), "tiny_latent_moe")
-print(list(files) == sorted(files), hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest())
+texts = sorted({**files.files, **files.headers}.items())
+print(list(files.files) == sorted(files.files), hashlib.sha256(repr(texts).encode()).hexdigest())
 """
 
 
@@ -270,7 +287,7 @@ def test_digests_of_different_records_differ() -> None:
         ("sm_90a", [("a.cu", "x"), ("y", "")], ("-f", "-g")),
         ("sm_90a", [("a.cu", "xy"), ("-f", "-g")], ()),
     ]
-    digests = [index.closure_digest(arch, closure, flags) for arch, closure, flags in records]
+    digests = [closure_digest(arch, closure, flags) for arch, closure, flags in records]
     assert len(set(digests)) == len(digests)
 
 
@@ -299,5 +316,5 @@ def test_shared_part_that_two_programs_would_write_differently_is_refused(
 
     monkeypatch.setattr(reach, "decode_program", with_part)
     monkeypatch.setattr(tree, "reached_keys", reached_keys.__wrapped__)
-    with pytest.raises(EmitError, match=r"would write another cake_tiny_latent_moe_sizes\.cuh than an earlier program"):
+    with pytest.raises(EmitError, match=r"would write another cake_sizes\.cuh than an earlier program"):
         render_tree(small_model(), "tiny_latent_moe", templates)

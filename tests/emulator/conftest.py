@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from committed_trees import device_headers
 from copied_boxes import Box, record_boxes
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
@@ -35,13 +36,10 @@ def registry() -> Registry:
 @functools.cache
 def _compiled(source: str, arch: str) -> Program:
     registry = load_registry(EXPORT)
-    headers = [("device_common.cuh", registry.read(f"cake_{EXPORT}_device_common.cuh"))]
-    if arch == "sm_90a":
-        headers.append(("device_sm90.cuh", registry.read(f"cake_{EXPORT}_device_sm90.cuh")))
-    else:
-        headers.append(("tcgen05.cuh", (KERNELS / "tcgen05.cuh").read_text()))
-    text = "".join(f'#include "{name}"\n' for name, _ in headers) + f"using namespace cake;\n{source}"
-    request = CompileRequest("test", arch, text, tuple(headers), ("-std=c++17", "-lineinfo"), (), "kernel_test")
+    own = [] if arch == "sm_90a" else [("tcgen05.cuh", (KERNELS / "tcgen05.cuh").read_text())]
+    includes, headers = device_headers(registry, hopper=arch == "sm_90a")
+    text = "".join(f'#include "{name}"\n' for name in (*includes, *dict(own))) + f"using namespace cake;\n{source}"
+    request = CompileRequest("test", arch, text, (*headers, *own), ("-std=c++17", "-lineinfo"), (), "kernel_test")
     return program_of(compile_ptx(request), "kernel_test")
 
 

@@ -13,7 +13,7 @@ from emulator_sweep import Sweep, cases_of, program_keys, read_rows, run_case
 from models import changed, tiny_model, tiny_ragged_model
 
 from cakegen import paths
-from cakegen.emit import render_tree, write_tree
+from cakegen.emit import render_tree, write_exports
 from cakegen.emulator import Fault, Options, emulate_calls, load_program
 from cakegen.emulator.launches.cases import Case, compare, emulate_case, make_operands
 from cakegen.emulator.text.translate import Program
@@ -54,7 +54,7 @@ def test_program_matches_the_reference_whatever_the_schedule(registry: Registry,
 def written(model: Model, tps: tuple[int, ...], folder: Path) -> Registry:
     """The tree of a model for one Blackwell part, written for a test."""
     model = dataclasses.replace(model, targets=(Target(ARCH, tps, (148,)),), hopper=None)
-    write_tree(folder / model.name, render_tree(model, model.name))
+    write_exports(folder, [render_tree(model, model.name)])
     return load_registry(folder / model.name)
 
 

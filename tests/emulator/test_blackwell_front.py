@@ -10,8 +10,7 @@ import torch
 from emulator_sweep import run_case
 from models import tiny_model, tiny_ragged_model
 
-from cakegen.emit.tree import render_tree
-from cakegen.emit.write import write_tree
+from cakegen.emit import render_tree, write_exports
 from cakegen.emulator import Options, emulate_plan
 from cakegen.emulator.launches.cases import Case, compare, emulate_case, make_operands
 from cakegen.model import Model, Target
@@ -113,7 +112,7 @@ def test_rows_that_begin_at_odd_multiples_of_16_bytes_are_stored(registry: Regis
 def written(model: Model, tps: tuple[int, ...], folder: Path) -> Registry:
     """The programs of a model for one Blackwell part, written for a test."""
     model = dataclasses.replace(model, targets=(Target(ARCH, tps, (8,)),), hopper=None, max_tokens=512)
-    write_tree(folder / model.name, render_tree(model, model.name))
+    write_exports(folder, [render_tree(model, model.name)])
     return load_registry(folder / model.name)
 
 

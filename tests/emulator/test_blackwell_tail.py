@@ -14,7 +14,7 @@ import torch
 from emulator_sweep import run_case
 from models import tiny_ragged_model
 
-from cakegen.emit import render_tree, write_tree
+from cakegen.emit import render_tree, write_exports
 from cakegen.emulator import Fault, Options, emulate_calls, load_program
 from cakegen.emulator.launches.cases import Case, compare, emulate_case, make_operands
 from cakegen.emulator.text.translate import Program
@@ -49,7 +49,7 @@ def form_of(registry: Registry, case: Case) -> GemmForm:
 def written(model: Model, tps: tuple[int, ...], folder: Path) -> Registry:
     """The prefill tree of a model for one Blackwell part, written for a test."""
     model = dataclasses.replace(model, targets=(Target(ARCH, tps, (148,)),), hopper=None, max_tokens=600)
-    write_tree(folder / model.name, render_tree(model, model.name))
+    write_exports(folder, [render_tree(model, model.name)])
     return load_registry(folder / model.name)
 
 

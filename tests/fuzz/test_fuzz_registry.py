@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pprint
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,17 @@ from click.testing import CliRunner
 from fuzz_strategies import damaged, damaged_bytes, fuzzed
 from hypothesis import given
 from models import tiny_model
-from review_trees import sealed_record, small_programs, write_small_tree
+from review_trees import small_programs, write_small_tree
+from small_registry import registry_text, registry_values
 
 from cakegen import registry as registry_module
 from cakegen.cli.main import main
 from cakegen.compile import request_for
+from cakegen.emit.shared import render_shared_table
 from cakegen.errors import CakeError, PlanError
 from cakegen.model import DeviceFacts, Model, from_literal, to_literal
 from cakegen.plan import plan_route
-from cakegen.registry import SCHEMA_VERSION, load_registry, parse_literals
+from cakegen.registry import SHARED_FILE, SHARED_FOLDER, TABLES, load_registry, parse_tables
 from cakegen.review import compare_trees, render_html, render_markdown, render_text
 from cakegen.review.report import Review
 from cakegen.review.trees import read_trees
@@ -43,7 +44,7 @@ def write_tree(folder: Path) -> Path:
 
 def values_of(folder: Path) -> dict[str, Any]:
     file = write_tree(folder)
-    return parse_literals(file.read_text(), "x")
+    return parse_tables(file.read_text(), "x")
 
 
 def walk(root: Path) -> None:
@@ -68,18 +69,25 @@ def test_whole_tree_can_be_walked(tmp_path: Path) -> None:
 
 def tree_texts(folder: Path, values: Any) -> Path:
     file = write_tree(folder)
-    file.write_text("\n".join(f"{name} = {pprint.pformat(value)}" for name, value in values.items()), encoding="utf-8")
+    file.write_text(registry_text(values), encoding="utf-8")
     return file.parent
 
 
-WHOLE = {
-    "SCHEMA_VERSION": SCHEMA_VERSION,
-    "EXPORT": "small",
-    "MODEL": to_literal(tiny_model()),
-    "MODULES": {program.name: sealed_record(program) for program in small_programs()},
-    "KERNELS": {program.key: program.name for program in small_programs()},
-    "SPECIALIZATIONS": {program.key: dict(program.constants) for program in small_programs()},
-}
+WHOLE = registry_values(
+    "small",
+    to_literal(tiny_model()),
+    {program.name: program.record() for program in small_programs()},
+    {program.key: program.name for program in small_programs()},
+    {program.key: program.constants for program in small_programs()},
+    {
+        name: text
+        for program in small_programs()
+        for name, text in (
+            (f"{program.name}_kernel.cu", program.kernel()),
+            (f"{program.name}_binding.cu", program.binding()),
+        )
+    },
+)
 
 
 def allowed(root: Path) -> None:
@@ -94,7 +102,7 @@ def test_registry_with_damaged_values_is_refused_or_whole(tmp_path: Path, values
 
 
 @fuzzed
-@given(values=damaged({"MODULES": WHOLE["MODULES"]}))
+@given(values=damaged({name: WHOLE[name] for name in (*TABLES, "FILES", "MODULES")}))
 def test_registry_with_damaged_records_is_refused_or_whole(tmp_path: Path, values: Any) -> None:
     allowed(tree_texts(tmp_path, WHOLE | values))
 
@@ -152,10 +160,18 @@ def test_tile_of_nothing_names_the_way_out() -> None:
 
 
 @fuzzed
-@given(raw=damaged_bytes("\n".join(f"{name} = {pprint.pformat(value)}" for name, value in WHOLE.items()).encode()))
+@given(raw=damaged_bytes(registry_text(WHOLE).encode()))
 def test_registry_with_damaged_bytes_is_refused_or_whole(tmp_path: Path, raw: bytes) -> None:
     file = write_tree(tmp_path)
     file.write_bytes(raw)
+    allowed(file.parent)
+
+
+@fuzzed
+@given(raw=damaged_bytes(render_shared_table({"cake_device_common.cuh": "// a\n", "b.cuh": "// b\n"}).encode()))
+def test_damaged_table_of_headers_is_refused_or_whole(tmp_path: Path, raw: bytes) -> None:
+    file = write_tree(tmp_path)
+    (tmp_path / SHARED_FOLDER / SHARED_FILE).write_bytes(raw)
     allowed(file.parent)
 
 

@@ -95,8 +95,8 @@ def test_keys_of_one_program_share_an_entry(trees: Path) -> None:
     def tree(programs: list[SmallProgram]) -> object:
         write_small_tree(trees, programs)
         registry = trees / EXPORT / "cake_jit.py"
-        text = registry.read_text().replace("KERNELS = {", f"KERNELS = {{{second_key.key!r}: {programs[0].name!r},")
-        text = text.replace("SPECIALIZATIONS = {", f"SPECIALIZATIONS = {{{second_key.key!r}: {{'SCALE': 3}},")
+        text = registry.read_text().replace("KERNELS = {", f'KERNELS = {{"{second_key.key}": "{programs[0].name}",')
+        text = text.replace("SPECIALIZATIONS = {", f'SPECIALIZATIONS = {{"{second_key.key}": {{"SCALE": 3}},')
         registry.write_text(text)
         return read_trees(trees)[EXPORT]
 

@@ -7,14 +7,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from review_trees import EXPORT, commit_all, git, small_programs, write_small_tree
+from review_trees import EXPORT, commit_all, git, small_programs, write_old_tree, write_small_tree
+from small_registry import registry_text
 
 from cakegen import plain_files
 from cakegen.errors import RegistryError, ReviewError
+from cakegen.registry import parse_tables
+from cakegen.review import compare_trees
 from cakegen.review import trees as trees_module
+from cakegen.review.compare import CHANGED
 from cakegen.review.trees import read_revision, read_trees, resolve_revision
 
-RECORD = small_programs()[0].record()
+RECORD = {"sources": ["b_kernel.cu"], "headers": [], **small_programs()[0].record()}
 
 
 def test_revision_and_working_tree_are_read_alike(trees: Path) -> None:
@@ -89,7 +93,7 @@ def test_unreadable_file_is_named(trees: Path, monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(plain_files, "read_below", refuse)
-    with pytest.raises(ReviewError, match=r"cake_jit\.py: Permission denied"):
+    with pytest.raises(ReviewError, match=r"\.cuh: Permission denied"):
         read_trees(trees)
 
 
@@ -133,6 +137,45 @@ def test_record_that_no_comparison_can_use_is_named(trees: Path, name: str, valu
     with pytest.raises(RegistryError) as caught:
         read_trees(trees)
     assert f"small/cake_jit.py: {message}" in str(caught.value)
+
+
+def test_tree_of_schema_2_is_paired_with_the_present_layout_by_its_keys(trees: Path) -> None:
+    """No decision differs: only the names of headers do, and where they stand."""
+    new = read_trees(trees)[EXPORT]
+    write_old_tree(trees, small_programs())
+    old = read_trees(trees)[EXPORT]
+    assert old.kernels == new.kernels
+    review = compare_trees(old, new)
+    assert {(entry.status, entry.parts, entry.fields) for entry in review.keys} == {
+        (CHANGED, ("kernel", "preamble"), ())
+    }
+    hunks = [line for change in review.texts if change.part == "kernel" for line in change.unified()]
+    assert [line for line in hunks if line[0] in "+-"] == [
+        '-#include "cake_small_device_common.cuh"',
+        '+#include "cake_device_common.cuh"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MODULES", {"b": 3}, "damaged MODULES (AttributeError"),
+        ("MODULES", {"b": {}}, "damaged MODULES (KeyError: 'includes')"),
+        ("LAUNCHES", {}, "damaged MODULES (KeyError"),
+    ],
+)
+def test_tables_that_can_not_be_joined_are_refused(trees: Path, name: str, value: object, message: str) -> None:
+    file = trees / EXPORT / "cake_jit.py"
+    file.write_text(registry_text(parse_tables(file.read_text(), "x") | {name: value}))
+    with pytest.raises(RegistryError) as caught:
+        read_trees(trees)
+    assert f"small/cake_jit.py: {message}" in str(caught.value)
+
+
+def test_tree_without_its_table_of_headers_is_refused(trees: Path) -> None:
+    (trees / "shared" / "headers.json").unlink()
+    with pytest.raises(RegistryError, match=r"shared/headers\.json: damaged table of headers"):
+        read_trees(trees)
 
 
 def test_a_file_with_a_strange_name_survives_the_way_through_git(trees: Path) -> None:

@@ -17,7 +17,7 @@ from cakegen.emulator.mutation.table import Explanation, read_explanations
 
 ROOT = Path(cakegen.__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "mutation" / "tcgen05"
-INCLUDE = (ROOT / "generated/tiny_latent_moe/csrc/cake_tiny_latent_moe", ROOT / "tests/emulator/kernels")
+INCLUDE = (ROOT / "generated/shared", ROOT / "tests/emulator/kernels")
 EXPLANATIONS = read_explanations(FOLDER / "explained.json")
 # Every so manyth site of a program is run.
 SAMPLE = {"one_cta": 17, "pair": 31, "launch_control": 41}
