@@ -17,7 +17,7 @@ from cakegen import paths
 from cakegen.bench.arms import Arm
 from cakegen.bench.rows import BF16_BYTES
 from cakegen.compile import CompileRequest
-from cakegen.emit.environment import render_template, template_environment
+from cakegen.emit.environment import template_environment
 from cakegen.emit.program import COMPILE_FLAGS, Constant
 from cakegen.emit.shared import HeaderPool
 from cakegen.registry import LaunchRecord
@@ -84,8 +84,7 @@ def probe_request(shape: BoxShape, arch: str) -> CompileRequest:
         Constant("kNumSlots", shape.slots, "boxes that the ring holds"),
         Constant("kRingOffset", BARRIER_BYTES, "bytes from the start of shared memory, behind the barriers"),
     )
-    context = {"name": name, "constants": constants, "program_id": _PROGRAM_ID, "header": pool.header}
-    source = render_template(environment, "probe/stream.cu", context)
+    source = pool.render("probe/stream.cu", {"name": name, "constants": constants, "program_id": _PROGRAM_ID})
     return CompileRequest(
         name=name,
         arch=arch,

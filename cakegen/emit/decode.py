@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from cakegen.emit.decode_tokens import token_map, token_part_constants
 from cakegen.emit.decode_warps import tensor_memory_constants
-from cakegen.emit.program import Constant, ProgramSpec, SharedPart
+from cakegen.emit.operands import FRONT_MAPS, FRONT_OUTPUTS, NO_NORM, NORM_OPERANDS, TAIL_MAPS, TAIL_OUTPUT, plain
+from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan import FAMILIES
@@ -52,8 +53,8 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     constants = (
         *_thread_constants(form, warps),
         *_tile_constants(form, arch_family),
-        *(token_part_constants(form) if arch_family == "sm90" else ()),
-        *(_stage_constants(form, smem) if arch_family == "sm90" or not tail else ()),
+        *token_part_constants(form, arch_family),
+        *_stage_constants(form, smem),
         *(
             _tail_constants(model, form, warps, arch_family)
             if tail
@@ -67,14 +68,15 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
         export=model.name,
         role=f"decode_{form.stage}",
         arch_family=arch_family,
-        template=family.templates["decode"],
+        body=f"decode_{form.stage}",
+        headers=_headers(form, arch_family),
+        operands=_tail_operands(form) if tail else _front_operands(),
         summary=_summary(form),
         constants=constants,
         arg_plan=_tail_arguments(form) if tail else _front_arguments(),
         tensor_maps=_tail_maps(form, arch_family) if tail else _front_maps(form, arch_family),
         barriers=barriers,
         launch=launch_record(family.launch_shape(form)),
-        shared=_shared_parts(form) if arch_family == "sm100" else (),
     )
 
 
@@ -96,7 +98,9 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
         export=model.name,
         role="tail_norm",
         arch_family=arch_family,
-        template=FAMILIES[arch_family].templates["tail_norm"],
+        body="tail_norm",
+        headers=(Header(FAMILIES[arch_family].bodies["tail_norm"]),),
+        operands=plain("routed", "norm_weight", "y_workspace", "num_tokens", *NORM_PARAMETERS),
         summary=f"tail: norm of {form.rows_per_cta} rows a CTA, {'early' if form.early_trigger else 'late'} trigger",
         constants=constants,
         arg_plan=arguments((), (*NORM_BUFFERS, "wait_record"), ("num_tokens", *NORM_PARAMETERS)),
@@ -118,12 +122,23 @@ def launch_record(shape: LaunchShape) -> LaunchRecord:
     )
 
 
-def _shared_parts(form: DecodeForm) -> tuple[SharedPart, ...]:
-    """What Blackwell's decode kernels share; Hopper's hold the same text inline."""
-    finish = f"c{form.cluster_ctas}{'_sf' if form.split_finalize else ''}"
-    parts = (SharedPart("decode", f"decode_sm100_{finish}", "kernels/sm100/decode_shared.cuh"),)
-    norm = (SharedPart("norm_row", "norm_row", "kernels/norm_row.cuh"),) if form.fused_norm else ()
-    return parts + norm
+def _headers(form: DecodeForm, arch_family: str) -> tuple[Header, ...]:
+    body = Header(FAMILIES[arch_family].bodies[f"decode_{form.stage}"])
+    return (wgmma_header(mma_tokens(form)), body) if arch_family == "sm90" else (body,)
+
+
+def wgmma_header(n: int) -> Header:
+    """The header of one width of Hopper's MMA."""
+    return Header("device/wgmma_mma.cuh", (("n", n),))
+
+
+def _front_operands() -> tuple[Operand, ...]:
+    return (FRONT_MAPS, FRONT_OUTPUTS, *plain("num_tokens", "weights_ahead", "wait_record"))
+
+
+def _tail_operands(form: DecodeForm) -> tuple[Operand, ...]:
+    norm = NORM_OPERANDS if form.fused_norm else NO_NORM
+    return (TAIL_MAPS, norm, TAIL_OUTPUT, *plain("num_tokens", "up_col0", "weights_ahead", "wait_record"))
 
 
 def _summary(form: DecodeForm) -> str:
@@ -147,6 +162,7 @@ def _thread_constants(form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...
         Constant("kProducerWarp", warps.producer, "index of the producer warp"),
         Constant("kMmaBarrier", 1, f"named barrier of the {warps.finishers}"),
         Constant("kClusterCtas", form.cluster_ctas, "CTAs that share a weight tile and split its K"),
+        Constant("kTileCtas", form.cluster_ctas * form.token_parts, "CTAs that work on one weight tile"),
         Constant("kGridCtas", form.grid_ctas, "CTAs of the launch"),
     )
 
@@ -156,12 +172,28 @@ def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
     return (
         Constant("kBlockM", form.block_m, "weight rows of a tile (a shared tile: half gate, half up)"),
         Constant("kBlockK", BLOCK_K, "elements of a K chunk: one 128-byte swizzled row"),
+        *_row_constants(form, arch_family),
         Constant("kNPad", mma_tokens(form), f"tokens of the MMA; those past num_tokens {missing}"),
         Constant("kSplitFinalize", form.split_finalize, "each CTA of a pair finishes half of the tokens"),
         Constant("kFinalTokens", final_tokens(form), "tokens that a CTA finishes"),
         Constant("kNumStages", form.num_stages, "ring stages"),
         Constant("kChunkABytes", a_chunk_bytes(form.block_m), "one K chunk of weights"),
         Constant("kChunkBBytes", b_chunk_bytes(mma_tokens(form)), "one K chunk of tokens"),
+    )
+
+
+def _row_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
+    """Which weight rows a thread's two halves of a tile are, and how many arrivals free a stage."""
+    if arch_family == "sm90":
+        half, warp = form.block_m - 64, 16
+        readers = Constant("kStageEmptyArrivals", 4, "MMA warps that read a stage")
+    else:
+        half, warp = 16, 32
+        readers = Constant("kStageEmptyArrivals", 1, "commits of the products that read a stage")
+    return (
+        Constant("kHalfRows", half, "weight rows from a thread's first half of a tile to its second"),
+        Constant("kWarpRows", warp, "weight rows from a warp's to the next warp's, in a half"),
+        readers,
     )
 
 
@@ -179,9 +211,7 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
     pad = a_pad_bytes(form.stage, form.block_m)
     weights = smem.a_stage_bytes - pad
     return (
-        Constant("kStageWeightBytes", weights, "what stage_full expects of weights")
-        if FAMILIES[arch_family].clips_tokens
-        else Constant("kStageBytes", weights + smem.b_stage_bytes, "what stage_full expects"),
+        Constant("kStageWeightBytes", weights, "what stage_full expects of weights"),
         Constant("kRank0Units", shares[0].k1_count, "ring units of rank 0, from K chunk 0 on"),
         Constant("kRank1Units", _rank1(shares).k1_count, "ring units of rank 1"),
         Constant("kRouterTiles", form.router_tiles, "tiles of gate_weight"),
@@ -200,14 +230,11 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
 
 def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles, arch_family: str) -> tuple[Constant, ...]:
     shares = unit_shares(form)
-    # a stage of Blackwell's tail is one chunk
-    unit = "unit" if arch_family == "sm90" else "chunk"
-    name, what = f"{unit.capitalize()}s", f"{unit}s of rank"
     constants: tuple[Constant, ...] = (
-        Constant(f"kRank0Down{name}", shares[0].k2_count, f"shared-down {what} 0"),
-        Constant(f"kRank1Down{name}", _rank1(shares).k2_count, f"shared-down {what} 1"),
-        Constant(f"kRank0Up{name}", shares[0].k1_count, f"up {what} 0"),
-        Constant(f"kRank1Up{name}", _rank1(shares).k1_count, f"up {what} 1"),
+        Constant("kRank0DownUnits", shares[0].k2_count, "shared-down units of rank 0"),
+        Constant("kRank1DownUnits", _rank1(shares).k2_count, "shared-down units of rank 1"),
+        Constant("kRank0UpUnits", shares[0].k1_count, "up units of rank 0"),
+        Constant("kRank1UpUnits", _rank1(shares).k1_count, "up units of rank 1"),
         Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last chunk"),
         Constant("kOutCols", form.out_cols, "columns of out"),
         Constant("kFusedNorm", form.fused_norm, "the launch normalises the routed rows itself"),
@@ -221,14 +248,25 @@ def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles, arch_famil
         return constants
     if form.resident_b:
         constants += (Constant("kUpCols", form.k1_cols, "columns of this rank's latent slice"),)
-        if arch_family == "sm90":
-            columns = form.chunks_per_stage * BLOCK_K
-            constants += (Constant("kUnitCols", columns, "columns of a unit"),)
+        columns = form.chunks_per_stage * BLOCK_K
+        constants += (Constant("kUnitCols", columns, "columns of a unit"),)
+    else:
+        constants += (_ahead_of_y(form, arch_family),)
     norm = (
         Constant("kNormWarps", warps.norm, "warps that normalise rows"),
         Constant("kNormBarrier", 2, "named barrier of the norm warps"),
     )
     return constants + norm + norm_constants(model)
+
+
+def _ahead_of_y(form: DecodeForm, arch_family: str) -> Constant:
+    """Units of weights that are loaded before the producer waits for y; each must become free without y.
+
+    Blackwell's stages are freed by their own commits. Hopper's MMA warps free the last down unit's only once they have
+    issued the next unit, which needs y.
+    """
+    waits_for_next = arch_family == "sm90"
+    return Constant("kAheadOfY", form.num_stages - waits_for_next, "units of weights to load before y is awaited")
 
 
 def norm_constants(model: Model) -> tuple[Constant, ...]:

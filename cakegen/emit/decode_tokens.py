@@ -12,8 +12,10 @@ MAX_TWO_SUMS_TOKENS = 96
 """Two sums a token, of 128 weight rows: 2 * 96 of the 255 registers that a thread may have."""
 
 
-def token_part_constants(form: DecodeForm) -> tuple[Constant, ...]:
-    """How the CTAs of a Hopper tile split the tokens, and what each adds up for them."""
+def token_part_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
+    """How the CTAs of a tile split the tokens, and what each adds up for them."""
+    if not FAMILIES[arch_family].clips_tokens:
+        return (Constant("kTokenParts", 0, "0: a box of tokens has kNPad rows whatever the request has"),)
     parts = Constant("kTokenParts", form.token_parts, "CTAs of a tile that split the tokens")
     if form.token_parts == 1:
         return (parts,)

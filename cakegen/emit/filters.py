@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -99,9 +100,11 @@ def boolean(value: Any) -> CppText:
 
 
 def literal(value: Any) -> CppText:
-    """A constant by its Python type: bool, int (as `int`), float (as `float`)."""
+    """A constant by its Python type: bool, int (as `int`), float (as `float`), or text that names a macro."""
     if isinstance(value, bool):
         return boolean(value)
+    if isinstance(value, str):
+        return ident(value)
     return i32(value) if isinstance(value, int) else f32(value)
 
 
@@ -113,7 +116,9 @@ def cpp_type(value: Any) -> CppText:
         return CppText("int")
     if isinstance(value, float):
         return CppText("float")
-    raise EmitError(f"filter cpp_type needs a bool, int or float; got {_shown(value)}")
+    if isinstance(value, str):
+        return CppText("u32")
+    raise EmitError(f"filter cpp_type needs a bool, int, float or a macro's name; got {_shown(value)}")
 
 
 def _matching(value: Any, kind: str, pattern: re.Pattern[str], need: str) -> CppText:
@@ -161,6 +166,12 @@ def code(value: Any) -> CppText:
     return CppText(value)
 
 
+def names(values: Any, indent: int) -> CppText:
+    """C identifiers with commas between them, in lines of at most 118 columns that begin behind `indent` blanks."""
+    words = ", ".join(ident(value) for value in values)
+    return CppText(f"\n{' ' * indent}".join(textwrap.wrap(words, 118 - indent)))
+
+
 def comma(value: Any) -> CppText:
     """A separator where more follows, else nothing: joins the lines of a list that a loop writes."""
     return CppText(", " if boolean(value) == "true" else "")
@@ -176,10 +187,10 @@ def accumulators(numbers: Any) -> CppText:
     return CppText(", ".join(f'"+f"(d[{i32(number)}])' for number in numbers))
 
 
-FILTERS: dict[str, Callable[[Any], CppText]] = {
+FILTERS: dict[str, Callable[..., CppText]] = {
     function.__name__: function
     for function in (
         i32, u32, i64, u64, hex32, hex64, f32, boolean, literal, cpp_type,
-        ident, type_name, file_name, comment, string, code, comma, placeholders, accumulators,
+        ident, type_name, file_name, comment, string, code, names, comma, placeholders, accumulators,
     )
 }  # fmt: skip

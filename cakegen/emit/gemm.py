@@ -6,7 +6,8 @@ Both families take the same operands in the same order; tiles and pipelines are 
 from __future__ import annotations
 
 from cakegen.emit.decode import NORM_BUFFERS, arguments
-from cakegen.emit.program import Constant
+from cakegen.emit.operands import FRONT_MAPS, FRONT_OUTPUTS, PARTIALS, SPLIT, TAIL_MAPS, plain
+from cakegen.emit.program import Constant, Operand
 from cakegen.model import Model
 from cakegen.plan.records import BLOCK_K, GemmForm
 from cakegen.plan.workspace import PAIR_CTAS
@@ -52,6 +53,16 @@ def tail_gemm_arguments(
     )
 
 
+def front_gemm_operands() -> tuple[Operand, ...]:
+    """What the front's body takes."""
+    return (FRONT_MAPS, FRONT_OUTPUTS, SPLIT, PARTIALS, *plain("num_tokens", "m_tiles", "wait_record"))
+
+
+def tail_gemm_operands(norm: Operand, output: Operand) -> tuple[Operand, ...]:
+    """What the tail's body takes, beside its norm and its output."""
+    return (TAIL_MAPS, norm, output, SPLIT, PARTIALS, *plain("num_tokens", "up_col0", "m_tiles", "wait_record"))
+
+
 def gemm_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:
     """Boxes of one K block: a CTA's token rows, and half of a tile's weight rows."""
     half = form.block_n // PAIR_CTAS
@@ -73,6 +84,9 @@ def output_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
     dims = model.dims
     if form.stage == "front":
         return (
+            Constant("kSharedCols", "I_LOCAL", "columns of shared_act: the up rows start there"),
+            Constant("kNumNTiles", "N_TILES", "column tiles of all classes"),
+            Constant("kSharedTiles", "S_TILES", "column tiles of shared_act"),
             Constant("kNumK", form.num_k, "K blocks of a tile"),
             Constant("kRouterCols", dims.experts, "columns of logits"),
             Constant("kLatentCols", dims.latent, "columns of latent"),
@@ -81,6 +95,8 @@ def output_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
             Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
         )
     return (
+        Constant("kDownBlocks", "K2_ITERS", "shared-down blocks of K, which come first"),
+        Constant("kNumK", "NUM_K_ITERS", "K blocks of a tile; the rest are up blocks"),
         Constant("kOutCols", dims.hidden, "columns of out"),
         Constant("kNumNTiles", -(-dims.hidden // form.block_n), "column tiles of out"),
         Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last block"),

@@ -10,12 +10,15 @@ from cakegen.emit.decode import NORM_PARAMETERS, barrier_constants, launch_recor
 from cakegen.emit.decode_warps import MIN_TENSOR_COLUMNS
 from cakegen.emit.gemm import (
     front_gemm_arguments,
+    front_gemm_operands,
     gemm_maps,
     gemm_summary,
     output_constants,
     tail_gemm_arguments,
+    tail_gemm_operands,
 )
-from cakegen.emit.program import Constant, ProgramSpec, SharedPart
+from cakegen.emit.operands import MAPPED_OUTPUT, NO_NORM, NORM_OPERANDS, TAIL_OUTPUT
+from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan import FAMILIES
@@ -69,18 +72,15 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         export=model.name,
         role=f"{form.stage}_gemm",
         arch_family=arch_family,
-        template=FAMILIES[arch_family].templates[f"{form.stage}_gemm"],
+        body=f"{form.stage}_gemm",
+        headers=(Header(FAMILIES[arch_family].bodies[f"{form.stage}_gemm"]),),
+        operands=_operands(form),
         summary=gemm_summary(form, ", weights evict-first" if form.evict_first else ""),
         constants=constants,
         arg_plan=_arguments(form),
         tensor_maps=(*gemm_maps(form), *_out_maps(form)),
         barriers=barriers,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
-        shared=(
-            SharedPart("device", "device_sm100_gemm", "device/sm100_gemm.cuh"),
-            SharedPart("gemm", "gemm_sm100", "kernels/sm100/gemm.cuh"),
-            *((SharedPart("norm_row", "norm_row", "kernels/norm_row.cuh"),) if form.fused_norm else ()),
-        ),
     )
 
 
@@ -116,6 +116,13 @@ def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
     if form.stage == "front":
         return front_gemm_arguments()
     return tail_gemm_arguments(NORM_PARAMETERS if form.fused_norm else (), maps=("out",) * form.staged_store)
+
+
+def _operands(form: GemmForm) -> tuple[Operand, ...]:
+    if form.stage == "front":
+        return front_gemm_operands()
+    norm = NORM_OPERANDS if form.fused_norm else NO_NORM
+    return tail_gemm_operands(norm, MAPPED_OUTPUT if form.staged_store else TAIL_OUTPUT)
 
 
 def _out_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:

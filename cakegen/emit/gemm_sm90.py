@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from cakegen.arch import family_member
-from cakegen.emit.decode import barrier_constants, launch_record, norm_constants
+from cakegen.emit.decode import barrier_constants, launch_record, norm_constants, wgmma_header
 from cakegen.emit.gemm import (
     front_gemm_arguments,
+    front_gemm_operands,
     gemm_maps,
     gemm_summary,
     output_constants,
     tail_gemm_arguments,
+    tail_gemm_operands,
 )
-from cakegen.emit.program import Constant, ProgramSpec
+from cakegen.emit.operands import NO_NORM, ONE_PARTIAL_NORM, TAIL_OUTPUT
+from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan import FAMILIES
@@ -60,7 +63,9 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
         export=model.name,
         role=f"{form.stage}_gemm",
         arch_family=arch_family,
-        template=FAMILIES[arch_family].templates[f"{form.stage}_gemm"],
+        body=f"{form.stage}_gemm",
+        headers=(wgmma_header(form.block_n), Header(FAMILIES[arch_family].bodies[f"{form.stage}_gemm"])),
+        operands=_operands(form),
         summary=gemm_summary(form, "" if form.tile_groups > 1 else ", warpgroups take turns"),
         constants=constants,
         arg_plan=_arguments(form),
@@ -111,6 +116,12 @@ def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
     if not form.fused_norm:
         return tail_gemm_arguments()
     return tail_gemm_arguments(("routed_pitch", "y_pitch"), plan_parameters=("norm_first_rows",))
+
+
+def _operands(form: GemmForm) -> tuple[Operand, ...]:
+    if form.stage == "front":
+        return front_gemm_operands()
+    return tail_gemm_operands(ONE_PARTIAL_NORM if form.fused_norm else NO_NORM, TAIL_OUTPUT)
 
 
 def _smem_constants(form: GemmForm) -> tuple[Constant, ...]:

@@ -43,31 +43,30 @@ rows of tokens and of weights; the norm: rows of a CTA."""
 
 @dataclass(frozen=True)
 class Constant:
-    """One member of a kernel's `struct Cfg`: its C++ name, its value, and what it means with its unit."""
+    """One member of a kernel's `struct Cfg`: its C++ name, its value, and what it means with its unit.
+
+    A text as value names a macro that the compile line defines, so that one program serves several keys.
+    """
 
     name: str
-    value: bool | int | float
+    value: bool | int | float | str
     comment: str
 
 
 @dataclass(frozen=True)
-class SharedPart:
-    """Text that many programs include after their `struct Cfg`; it stands once in the shared folder.
+class Header:
+    """A header that a program includes: its path below `templates/`, and the numbers that its template takes."""
 
-    Parameters
-    ----------
-    name
-        How a kernel's template names it (`shared["decode"]`).
-    part
-        What its file is called behind `cake_`. It spells every constant that shapes the text: programs that name one
-        file must give one text.
-    template
-        Path below `templates/`.
-    """
-
-    name: str
-    part: str
     template: str
+    values: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One argument of a program's call of its body: kernel parameters, or a C++ struct that is made of them."""
+
+    parameters: tuple[str, ...]
+    struct: str = ""
 
 
 def _map_facts(entry: TensorMapEntry) -> dict[str, object]:
@@ -90,29 +89,32 @@ class ProgramSpec:
         What the program does: `decode_front`, `decode_tail`, `tail_norm`, `front_gemm`, `tail_gemm`.
     arch_family
         Family whose targets share the text (`sm90`).
-    template
-        Path below `templates/` of the kernel's template.
+    body
+        The function template that the kernel calls with its `Cfg`.
+    headers
+        What declares it, and what it needs beside.
+    operands
+        The call's arguments.
     summary
         One line for the banner.
     constants
         `struct Cfg`, in the order in which it is read.
     arg_plan, tensor_maps, barriers, launch
         As in `registry.Program`.
-    shared
-        Parts of the kernel's text that stand in files of their own.
     """
 
     export: str
     role: str
     arch_family: str
-    template: str
+    body: str
+    headers: tuple[Header, ...]
+    operands: tuple[Operand, ...]
     summary: str
     constants: tuple[Constant, ...]
     arg_plan: tuple[tuple[str, str], ...]
     tensor_maps: tuple[TensorMapEntry, ...]
     barriers: tuple[tuple[str, int], ...]
     launch: LaunchRecord
-    shared: tuple[SharedPart, ...] = ()
 
     @property
     def canonical(self) -> str:
@@ -168,7 +170,7 @@ class ProgramSpec:
     def _parameter(self, kind: str, name: str) -> tuple[str, str]:
         if kind == "tma_buffer":
             return "const __grid_constant__ TensorMap", f"{name}_map"
-        return ("i32" if kind == "parameter" else self.buffer_type(name)), name
+        return ("u32" if kind == "parameter" else self.buffer_type(name)), name
 
     def buffer_type(self, name: str) -> str:
         """The C++ type of a buffer.
@@ -186,6 +188,6 @@ class ProgramSpec:
             )
         return BUFFER_TYPES[name]
 
-    def value(self, constant: str) -> bool | int | float:
+    def value(self, constant: str) -> bool | int | float | str:
         """The value of one constant, for a template that writes structure by it."""
         return next(entry.value for entry in self.constants if entry.name == constant)

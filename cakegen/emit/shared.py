@@ -1,9 +1,9 @@
 """The headers that all exports share, each rendered from one template and nothing else. Pure: writes nothing.
 
-A text names such a header by its template, `#include "${header("device/tma.cuh") | file_name}"`, and the header is then
-part of the tree. Its file's name is its template's path, so that no two templates can mean one file:
-`cake_device_tma.cuh`. What a template needs beside is given with the name and spelled in the file's: `n = 96` makes
-`cake_device_wgmma_mma_n96.cuh`. No export, program or key can change its text.
+A text names such a header by its template, `#include "device/tma.cuh"`, so that templates compile as they stand with
+`-I templates`; the header is then part of the tree, and its file's name replaces the template's. That is the path, so
+that no two templates can mean one file: `cake_device_tma.cuh`. What a template needs beside is given with the name and
+spelled in the file's: `n = 96` makes `cake_device_wgmma_mma_n96.cuh`. No export, program or key can change its text.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cakegen.errors import EmitError
 from cakegen.registry import SHARED_SCHEMA, file_digest, header_closure
 
 _TEMPLATE = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*\.cuh")
+_INCLUDE = re.compile(r'^#include "([a-z0-9_]+/[a-z0-9_/]+\.cuh)"$', re.MULTILINE)
 
 
 class HeaderPool:
@@ -38,7 +39,7 @@ class HeaderPool:
         self._named: dict[str, tuple[str, dict[str, int]]] = {}
 
     def header(self, template: str, **values: int) -> str:
-        """File name of a header; a template calls this in an `#include`.
+        """File name of a header, which is then one of this pool.
 
         Parameters
         ----------
@@ -62,6 +63,17 @@ class HeaderPool:
             )
         return name
 
+    def render(self, template: str, context: Mapping[str, Any]) -> str:
+        """A template as text that includes headers of this pool by their files' names.
+
+        Raises
+        ------
+        EmitError
+            The template is wrong, or includes what is no template of a header.
+        """
+        text = render_template(self._environment, template, context)
+        return _INCLUDE.sub(lambda found: f'#include "{self.header(found[1])}"', text)
+
     def texts(self) -> dict[str, str]:
         """All headers that were named so far, and what they include, by file name, sealed.
 
@@ -78,8 +90,7 @@ class HeaderPool:
 
     def _render(self, name: str) -> str:
         template, values = self._named[name]
-        body = render_template(self._environment, template, {**values, "header": self.header})
-        return seal_header(name, f"From templates/{template}.", body)
+        return seal_header(name, f"From templates/{template}.", self.render(template, values))
 
 
 def seal_header(name: str, summary: str, body: str) -> str:

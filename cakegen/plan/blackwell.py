@@ -23,11 +23,12 @@ class Blackwell(Family):
     name = "sm100"
     rules_name = "blackwell"
     rules_record = BlackwellRules
-    templates: ClassVar = {
-        "decode": "kernels/sm100/decode.cu",
-        "tail_norm": "kernels/tail_norm.cu",
-        "front_gemm": "kernels/sm100/front_gemm.cu",
-        "tail_gemm": "kernels/sm100/tail_gemm.cu",
+    bodies: ClassVar = {
+        "decode_front": "kernels/decode_front_sm100.cuh",
+        "decode_tail": "kernels/decode_tail_sm100.cuh",
+        "tail_norm": "kernels/tail_norm.cuh",
+        "front_gemm": "kernels/front_gemm_sm100.cuh",
+        "tail_gemm": "kernels/tail_gemm_sm100.cuh",
     }
     token_tiles = (8, 16, 32, 64, 128)
     max_cta_tokens = 128

@@ -55,8 +55,8 @@ class Family(ABC):
         As `Architecture.family` has it.
     rules_name, rules_record
         What its rules are called in `Model`, in an export and as a file below `exports/rules`; and their dataclass.
-    templates
-        Kernel family -> the template below `templates/` that writes it.
+    bodies
+        Role of a program -> the header below `templates/` that declares its body.
     token_tiles, max_cta_tokens
         Token tiles that decode kernels are written for, and the widest that one CTA multiplies.
     why_token_tiles
@@ -72,7 +72,7 @@ class Family(ABC):
     name: ClassVar[str]
     rules_name: ClassVar[str]
     rules_record: ClassVar[type]
-    templates: ClassVar[Mapping[str, str]]
+    bodies: ClassVar[Mapping[str, str]]
     token_tiles: ClassVar[tuple[int, ...]]
     max_cta_tokens: ClassVar[int]
     why_token_tiles: ClassVar[str]

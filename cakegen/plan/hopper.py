@@ -24,11 +24,12 @@ class Hopper(Family):
     name = "sm90"
     rules_name = "hopper"
     rules_record = HopperRules
-    templates: ClassVar = {
-        "decode": "kernels/sm90/decode.cu",
-        "tail_norm": "kernels/tail_norm.cu",
-        "front_gemm": "kernels/sm90/front_gemm.cu",
-        "tail_gemm": "kernels/sm90/tail_gemm.cu",
+    bodies: ClassVar = {
+        "decode_front": "kernels/decode_front_sm90.cuh",
+        "decode_tail": "kernels/decode_tail_sm90.cuh",
+        "tail_norm": "kernels/tail_norm.cuh",
+        "front_gemm": "kernels/front_gemm_sm90.cuh",
+        "tail_gemm": "kernels/tail_gemm_sm90.cuh",
     }
     token_tiles = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
     max_cta_tokens = 192

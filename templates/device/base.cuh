@@ -1,5 +1,6 @@
 #pragma once
-// ---- types, thread position, shared-memory addresses ----
+
+// types, thread position, shared-memory addresses.
 
 namespace cake {
 
@@ -66,7 +67,7 @@ __device__ __forceinline__ u32 warp_index() {
     return shuffle_index(threadIdx.x / 32, 0);
 }
 
-// ---- chaos: in a build with -DCAKEGEN_CHAOS, a seeded sleep before every wait, arrive, copy and store ----
+// chaos: in a build with -DCAKEGEN_CHAOS, a seeded sleep before every wait, arrive, copy and store.
 
 // Byte offset of the seed in dynamic shared memory (the flag area); `chaos_begin` fills it.
 constexpr u32 kChaosSeedOffset = 1024;
@@ -101,7 +102,7 @@ __device__ __forceinline__ void named_barrier_sync(u32 barrier, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// ---- bounded waits: a stuck wait writes what it waited for, then traps ----
+// bounded waits: a stuck wait writes what it waited for, then traps.
 
 // Words of the host-mapped record: 0 limit in ns, 1 chaos seed, 2 claim flag, 3 program, 4 CTA, 5 warp, 6 barrier
 // (8-byte units from the start of dynamic shared memory, or kGridCounter), 7 awaited parity or value, 8 observed

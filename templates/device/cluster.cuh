@@ -1,7 +1,8 @@
 #pragma once
-// ---- clusters: PTX ISA 9.7.13.3 barrier.cluster, 9.7.9.23 mapa, 9.7.9.12 st.async ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// clusters: PTX ISA 9.7.13.3 barrier.cluster, 9.7.9.23 mapa, 9.7.9.12 st.async.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- between CTAs and between launches: PTX ISA 9.7.13.13 griddepcontrol, 9.7.13.5 atom, 9.7.9.8 ld ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// between CTAs and between launches: PTX ISA 9.7.13.13 griddepcontrol, 9.7.13.5 atom, 9.7.9.8 ld.
 
 namespace cake {
 

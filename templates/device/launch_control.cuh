@@ -1,7 +1,8 @@
 #pragma once
-// ---- cluster launch control: a running cluster takes the place of one that has not started ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// cluster launch control: a running cluster takes the place of one that has not started.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- bf16 as raw bits, and the approximations: PTX ISA 9.7.3 and 9.7.9.21 ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// bf16 as raw bits, and the approximations: PTX ISA 9.7.3 and 9.7.9.21.
 
 namespace cake {
 

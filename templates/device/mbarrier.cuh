@@ -1,7 +1,8 @@
 #pragma once
-// ---- mbarrier: PTX ISA 9.7.13.15 ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// mbarrier: PTX ISA 9.7.13.15.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- 16-byte accesses and packed stores ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// 16-byte accesses and packed stores.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- stmatrix: PTX ISA 9.7.14.5.16 ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// stmatrix: PTX ISA 9.7.14.5.16.
 
 namespace cake {
 

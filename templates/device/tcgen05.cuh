@@ -1,7 +1,8 @@
 #pragma once
-// ---- tcgen05: the tensor core of sm_100a and sm_103a, PTX ISA 9.7.16. One thread issues for its CTA ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// tcgen05: the tensor core of sm_100a and sm_103a, PTX ISA 9.7.16. One thread issues for its CTA.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- tcgen05 for a pair of CTAs (cta_group::2): one thread of the even CTA issues for both, PTX ISA 9.7.16.5 ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// tcgen05 for a pair of CTAs (cta_group::2): one thread of the even CTA issues for both, PTX ISA 9.7.16.5.
 
 namespace cake {
 

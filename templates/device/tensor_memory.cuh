@@ -1,7 +1,8 @@
 #pragma once
-// ---- tensor memory: 128 lanes of 512 columns of 32 bits an SM; an address is lane << 16 | column ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// tensor memory: 128 lanes of 512 columns of 32 bits an SM; an address is lane << 16 | column.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- tensor and bulk copies: PTX ISA 9.7.9.25 to 9.7.9.27; proxies: 9.7.13.4 ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// tensor and bulk copies: PTX ISA 9.7.9.25 to 9.7.9.27; proxies: 9.7.13.4.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- tensor copies of a pair of CTAs, PTX ISA 9.7.9.27 with .cta_group::2 ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// tensor copies of a pair of CTAs, PTX ISA 9.7.9.27 with .cta_group::2.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- tensor copies to global memory: PTX ISA 9.7.9.27, and 9.7.9.25 for their groups ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// tensor copies to global memory: PTX ISA 9.7.9.27, and 9.7.9.25 for their groups.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- wgmma: PTX ISA 9.7.15. Only sm_90a has it ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// wgmma: PTX ISA 9.7.15. Only sm_90a has it.
 
 namespace cake {
 

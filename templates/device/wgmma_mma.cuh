@@ -1,7 +1,8 @@
 #pragma once
-// ---- one width of wgmma: see wgmma_m64_k16 ----
 
-#include "${header("device/sm90.cuh") | file_name}"
+#include "device/wgmma.cuh"
+
+// One width of wgmma_m64_k16.
 
 namespace cake {
 

@@ -1,7 +1,8 @@
 #pragma once
-// ---- 32-byte stores: PTX ISA 9.7.9.11, st.v8.b32 to global memory (sm_100 on) ----
 
-#include "${header("device/base.cuh") | file_name}"
+#include "device/base.cuh"
+
+// 32-byte stores: PTX ISA 9.7.9.11, st.v8.b32 to global memory (sm_100 on).
 
 namespace cake {
 

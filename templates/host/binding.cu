@@ -2,7 +2,7 @@
 // tensor maps and launches on the environment's stream. `wait_record` is at least 16 zeroed int64 words that the GPU
 // can reach, word 0 the limit of a wait in ns; `counters` holds the launch's control words, int32, which start at zero.
 
-#include "${header("host/entry.cuh") | file_name}"
+#include "host/entry.cuh"
 
 #include "${(spec.name ~ "_kernel.cu") | file_name}"
 

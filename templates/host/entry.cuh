@@ -1,7 +1,7 @@
 #pragma once
 // The host half of every program: what its binding's table says of arguments and launch, checked and launched.
 
-#include "${header("host/common.cuh") | file_name}"
+#include "host/common.cuh"
 
 #include <cstddef>
 #include <cstring>

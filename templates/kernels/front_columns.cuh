@@ -1,4 +1,9 @@
-enum class TileClass { kRouter, kLatent, kShared };
+#pragma once
+
+#include "device/base.cuh"
+#include "kernels/front_operands.cuh"
+
+namespace cake {
 
 // Column class of a tile and its first output column.
 struct Columns {
@@ -6,8 +11,9 @@ struct Columns {
     u32 first;
 };
 
+template <class Cfg>
 __device__ __forceinline__ Columns columns_of(u32 n_tile) {
-    constexpr u32 kRouterTiles = kNumNTiles - kSharedTiles - Cfg::kLatentTiles;
+    constexpr u32 kRouterTiles = Cfg::kNumNTiles - Cfg::kSharedTiles - Cfg::kLatentTiles;
     if (n_tile < kRouterTiles) {
         return {TileClass::kRouter, n_tile * Cfg::kBlockN};
     }
@@ -17,9 +23,4 @@ __device__ __forceinline__ Columns columns_of(u32 n_tile) {
     return {TileClass::kShared, (n_tile - kRouterTiles - Cfg::kLatentTiles) * (Cfg::kBlockN / 2)};
 }
 
-struct Maps {
-    const TensorMap& gate;
-    const TensorMap& down;
-    const TensorMap& shared;
-    const TensorMap& x;
-};
+}  // namespace cake

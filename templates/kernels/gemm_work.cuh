@@ -1,3 +1,10 @@
+#pragma once
+
+#include "device/base.cuh"
+
+namespace cake {
+
+// How the cut tiles of a launch are laid out; counts of items, iterations and segments.
 struct Split {
     u32 num_items;
     u32 full_items;
@@ -20,6 +27,7 @@ struct Work {
 // The work of one cluster, in order; every role walks the same list. Item c < full_items is a whole tile; item
 // full_items + j covers iterations [j * sk_ipc, (j + 1) * sk_ipc) of all cut tiles laid end to end, and may cross
 // tiles.
+template <class Cfg>
 class WorkList {
   public:
     __device__ __forceinline__ WorkList(const Split& split, u32 first, u32 step)
@@ -31,7 +39,7 @@ class WorkList {
                 return false;
             }
             if (item_ < split_.full_items) {
-                work = {item_, 0, kNumK, 0, 0, 1};
+                work = {item_, 0, Cfg::kNumK, 0, 0, 1};
                 item_ += step_;
                 return true;
             }
@@ -40,11 +48,11 @@ class WorkList {
             end_ = min(position_ + split_.sk_ipc, split_.sk_total);
             item_ += step_;
         }
-        const u32 cut = position_ / kNumK;
-        const u32 k_begin = position_ - cut * kNumK;
-        const u32 k_end = min(kNumK, k_begin + end_ - position_);
-        const u32 first_run = cut * kNumK / split_.sk_ipc;
-        const u32 last_run = (cut * kNumK + kNumK - 1) / split_.sk_ipc;
+        const u32 cut = position_ / Cfg::kNumK;
+        const u32 k_begin = position_ - cut * Cfg::kNumK;
+        const u32 k_end = min(Cfg::kNumK, k_begin + end_ - position_);
+        const u32 first_run = cut * Cfg::kNumK / split_.sk_ipc;
+        const u32 last_run = (cut * Cfg::kNumK + Cfg::kNumK - 1) / split_.sk_ipc;
         work = {split_.full_items + cut, k_begin, k_end, cut, run_ - first_run, last_run - first_run + 1};
         position_ += k_end - k_begin;
         return true;
@@ -63,20 +71,5 @@ class WorkList {
     u32 position_ = 0;
     u32 end_ = 0;
 };
-//% if spec.arch_family == "sm100"
 
-// Where a pair tile lies. Raster: groups of kRasterPairRows pair rows; inside a group rows are fastest, so that
-// neighbours in time share a weight tile.
-struct TilePlace {
-    u32 pair_row;
-    u32 n_tile;
-};
-
-__device__ __forceinline__ TilePlace place_of(u32 tile, u32 pair_rows) {
-    const u32 group = tile / (Cfg::kRasterPairRows * kNumNTiles);
-    const u32 first_row = group * Cfg::kRasterPairRows;
-    const u32 rows = min(static_cast<u32>(Cfg::kRasterPairRows), pair_rows - first_row);
-    const u32 inside = tile - first_row * kNumNTiles;
-    return {first_row + inside % rows, inside / rows};
-}
-//% endif
+}  // namespace cake

@@ -1,4 +1,11 @@
+#pragma once
+
+#include "device/base.cuh"
+
+namespace cake {
+
 // Position in the ring of stages: the parity of `phase` flips each time round.
+template <class Cfg>
 struct Ring {
     u32 stage = 0;
     u32 phase = 0;
@@ -10,3 +17,5 @@ struct Ring {
         }
     }
 };
+
+}  // namespace cake

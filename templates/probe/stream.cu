@@ -1,4 +1,7 @@
-#include "${header("device/common.cuh") | file_name}"
+#include "device/base.cuh"
+#include "device/grid.cuh"
+#include "device/mbarrier.cuh"
+#include "device/tma.cuh"
 
 using namespace cake;
 

@@ -1,0 +1,44 @@
+//% for header in headers
+#include "${header | file_name}"
+//% endfor
+
+using namespace cake;
+
+
+// Every decision of the planner, and what follows from it. Sizes are bytes where a name ends in Bytes or Offset.
+struct Cfg {
+    static constexpr u32 kProgramId = ${spec.program_id | hex32};  // how this program names itself in a wait record
+//% for constant in spec.constants
+//% set type, name, value = constant.value | cpp_type, constant.name | ident, constant.value | literal
+    static constexpr ${type} ${name} = ${value};  // ${constant.comment | comment}
+//% endfor
+};
+
+//# A kernel's launch bounds, name and parameters, to the brace that opens its body. A CTA with dynamic shared memory is
+//# alone on its multiprocessor.
+extern "C" __global__ void
+//% if spec.launch.cluster[0] > 1
+__cluster_dims__(${spec.launch.cluster[0] | i32}, 1, 1)
+//% endif
+//% if spec.launch.dynamic_smem_bytes
+__launch_bounds__(Cfg::kNumThreads, 1)
+//% else
+__launch_bounds__(Cfg::kNumThreads)
+//% endif
+kernel_${spec.name | ident}(
+//% for type, name in spec.parameters
+    ${type | type_name} ${name | ident}${(") {" if loop.last else ",") | code}
+//% endfor
+    ${spec.body | ident}<Cfg>(
+//% for operand in spec.operands
+//% set end = (");" if loop.last else ",") | code
+//% if operand.struct and operand.parameters
+        ${operand.struct | ident}{
+            ${operand.parameters | names(12)}}${end}
+//% elif operand.struct
+        ${operand.struct | ident}{}${end}
+//% else
+        ${operand.parameters[0] | ident}${end}
+//% endif
+//% endfor
+}

@@ -1,3 +1,0 @@
-/*% include "kernels/pair.cuh" %*/
-
-/*% include "kernels/sm100/accumulators.cuh" %*/
