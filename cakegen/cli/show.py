@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import click
+
+from cakegen.cli.options import refuse_ignored
 
 if TYPE_CHECKING:
     from cakegen.plan import Plan
@@ -19,13 +22,22 @@ _SOURCE_LINES = 40
 @click.argument("key")
 @click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 @click.option("--source", is_flag=True, help="Print the source alone, in one piece.")
-def show_command(key: str, export: str, source: bool) -> None:
+@click.option("--explain", is_flag=True, help="Spell the key out, a line a part; any key will do, of any export.")
+def show_command(key: str, export: str, source: bool, explain: bool) -> None:
     """Explain one program: what is declared, the plan that reaches it, its source, and its launch.
 
     KEY is a logical key, or the name of a program. With --source: the program as one text that compiles alone, each
-    header in the place of its first include.
+    header in the place of its first include. With --explain: what each part of the key says.
     """
     from cakegen.registry import load_registry
+
+    if explain:
+        from cakegen.plan.keys import explain_key
+
+        refuse_ignored("is of a program; --explain reads the key alone", "source", "export")
+        for line in explain_key(key):
+            click.echo(line)
+        return
 
     registry = load_registry(export)
     program, keys = find_program(registry, key)
@@ -161,7 +173,9 @@ def _launch(registry: Registry, program: Program, keys: list[str]) -> Iterator[s
 
 def _fields(record: object) -> str:
     assert dataclasses.is_dataclass(record)
-    return ", ".join(f"{field.name} {getattr(record, field.name)}" for field in dataclasses.fields(record))
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    # of a choice its name, in lower case
+    return ", ".join(f"{name} {v.name.lower() if isinstance(v, Enum) else v}" for name, v in values.items())
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -15,6 +15,7 @@ from cakegen.plan.records import (
     Rule,
     Sharing,
 )
+from cakegen.plan.resident import plan_resident
 from cakegen.plan.route import plan_route
 from cakegen.plan.smem import DecodeSmem, UnitShare, decode_smem, unit_shares
 from cakegen.plan.workspace import control_words, partials_elems
@@ -39,6 +40,7 @@ __all__ = [
     "family_of",
     "form_of",
     "partials_elems",
+    "plan_resident",
     "plan_route",
     "unit_shares",
 ]

@@ -57,17 +57,14 @@ class Device:
         """What planning may depend on."""
         return DeviceFacts(self.arch.name, self.sm_count, self.resident_pairs, self.max_dynamic_smem_bytes)
 
-    def lower_resident_pairs(self, measured: int) -> bool:
-        """Take an occupancy into account; whether the facts changed.
+    def lower_resident_pairs(self, measured: int) -> None:
+        """Begin later plans with an occupancy that was measured.
 
         A measurement never raises the figure: a program with little shared memory fits more than once on a
         multiprocessor, and the planner counts one CTA each.
         """
         with _lock:
-            lower = measured < self.resident_pairs
-            if lower:
-                self.resident_pairs = measured
-        return lower
+            self.resident_pairs = min(self.resident_pairs, measured)
 
 
 def opened_device(ordinal: int) -> Device | None:

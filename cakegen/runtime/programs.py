@@ -202,14 +202,14 @@ def measure_resident_clusters(device: Device, loaded: LoadedProgram, launch: Lau
         return driver.max_active_clusters(loaded.kernel, loaded.program.launch, launch.grid_ctas)
 
 
-def lowers_resident_pairs(device: Device, plan: Plan, programs: tuple[LoadedProgram, ...]) -> bool:
-    """Whether a plan's loaded programs show that the device holds fewer two-CTA clusters than it was planned for."""
+def measure_resident_pairs(device: Device, plan: Plan, programs: tuple[LoadedProgram, ...]) -> int | None:
+    """The fewest two-CTA clusters of a plan's launches that the device holds at once; None where none has any."""
     pairs = [
         measure_resident_clusters(device, loaded, launch)
         for launch, loaded in zip(plan.launches, programs, strict=True)
         if loaded.program.launch.cluster == (2, 1, 1)
     ]
-    return bool(pairs) and device.lower_resident_pairs(min(pairs))
+    return min(pairs, default=None)
 
 
 def check_residency(device: Device, loaded: LoadedProgram, launch: Launch) -> None:

@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass
 
 from cakegen.model import DeviceFacts
-from cakegen.plan import plan_route
+from cakegen.plan import plan_resident, plan_route
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
 from cakegen.runtime.device import Device
@@ -17,7 +17,7 @@ from cakegen.runtime.programs import (
     ProgramTable,
     check_registered,
     check_residency,
-    lowers_resident_pairs,
+    measure_resident_pairs,
 )
 
 MOST_ROUTES = 4096
@@ -94,18 +94,26 @@ class RouteTable:
             self._kept.clear()
 
     def _load(self, device: Device, stage: str, tp: int, tokens: int, partials: int) -> Route:
-        """Plan, load, and check the plan's residency against the loaded programs.
+        """Plan and load, for as many resident pairs as the loaded programs really have.
 
-        A plan counts on `sm_count // 2` pairs at first. Only a loaded program can be asked how many of its clusters
-        the device holds; where it holds fewer, the lower figure becomes the device's and the route is planned again.
-        Each turn lowers the figure, so this ends.
+        The figure becomes the device's, so that later plans begin with it.
         """
-        while True:
-            plan = self.plan(device, stage, tp, tokens, partials)
+
+        def plan_of(facts: DeviceFacts) -> Plan:
+            return plan_route(self._registry.model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=facts)
+
+        def load(plan: Plan) -> tuple[LoadedProgram, ...]:
             check_registered(self._registry, plan, f"cuda:{device.ordinal}")
-            programs = tuple(self._programs.load(device, launch.key) for launch in plan.launches)
-            if self._device_facts is not None or not lowers_resident_pairs(device, plan, programs):
-                break
+            return tuple(self._programs.load(device, launch.key) for launch in plan.launches)
+
+        def measure(plan: Plan) -> int | None:
+            programs = load(plan)
+            return None if self._device_facts is not None else measure_resident_pairs(device, plan, programs)
+
+        plan = plan_resident(self._device_facts or device.facts, plan_of, measure)
+        if self._device_facts is None:
+            device.lower_resident_pairs(plan.device.resident_pairs)
+        programs = load(plan)
         for launch, loaded in zip(plan.launches, programs, strict=True):
             if loaded.program.launch.cooperative:
                 check_residency(device, loaded, launch)
