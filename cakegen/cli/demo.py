@@ -174,6 +174,7 @@ def make_operands(tp: int, tokens: int, device: str) -> Operands:
     """bf16 operands whose products have a variance near 1."""
     import torch
 
+    from cakegen.operands import inputs_of, shape_of
     from cakegen.runtime import kimi_k3_latent_moe
 
     dims = kimi_k3_latent_moe().model.dims
@@ -183,18 +184,14 @@ def make_operands(tp: int, tokens: int, device: str) -> Operands:
         values: torch.Tensor = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         return values.mul_(shape[-1] ** -0.5).to(torch.bfloat16)
 
-    i_local = dims.i_local(tp)
-    scale = dims.hidden**0.5
-    return Operands(
-        x=normal(tokens, dims.hidden) * scale,
-        gate_weight=normal(dims.experts, dims.hidden),
-        down_weight=normal(dims.latent, dims.hidden),
-        shared_gate_up_weight=normal(2 * i_local, dims.hidden),
-        routed=normal(1, tokens, dims.latent) * scale,
-        norm_weight=normal(dims.latent) * dims.latent**0.5,
-        up_weight=normal(dims.hidden, dims.latent),
-        shared_down_weight=normal(dims.hidden, i_local),
-    )
+    # what gives products of order 1: weights by the root of a row's length, activations of order 1
+    scales = {"rows": dims.hidden**0.5, "partials": dims.hidden**0.5, "vector": dims.latent**0.5, "weight": 1.0}
+    made = {}
+    for spec in (*inputs_of("front"), *inputs_of("tail")):
+        if spec.name != "shared_act":  # the front's output
+            shape = shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens)
+            made[spec.name] = normal(*shape) * scales[spec.kind]
+    return Operands(**made)
 
 
 @dataclass(frozen=True)
@@ -213,16 +210,18 @@ def run_once(operands: Operands, tp: int, tokens: int, backend: str) -> list[str
     import torch
 
     from cakegen import runtime
+    from cakegen.operands import STAGES, outputs_of, shape_of
 
     dims = runtime.kimi_k3_latent_moe().model.dims
     rows = replace(operands, x=operands.x[:tokens], routed=operands.routed[:, :tokens])
-    outputs = Outputs(
-        logits=rows.x.new_empty(tokens, dims.experts, dtype=torch.float32),
-        latent=rows.x.new_empty(tokens, dims.latent),
-        shared_act=rows.x.new_empty(tokens, dims.i_local(tp)),
-        y_workspace=rows.x.new_empty(tokens, dims.latent),
-        out=rows.x.new_empty(tokens, dims.hidden),
-    )
+    room = {
+        spec.name: rows.x.new_empty(
+            shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens), dtype=torch.float32 if spec.fp32 else None
+        )
+        for stage in STAGES
+        for spec in outputs_of(stage)
+    }
+    outputs = Outputs(**room)
     front = runtime.prepare_kimi_k3_latent_moe_front(
         rows.x,
         rows.gate_weight,

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from cakegen.errors import LaunchError
+from cakegen.model import ModelDims
+from cakegen.operands import inputs_of, outputs_of, shape_of
 from cakegen.runtime import driver, kimi_k3_latent_moe
 from cakegen.runtime.guard import GuardedLock
 from cakegen.runtime.latent_moe import LatentMoe
@@ -128,11 +130,9 @@ def _identity(value: Any) -> Any:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-_FRONT_INPUTS = "Tensor x, Tensor gate_weight, Tensor down_weight, Tensor shared_gate_up_weight, *, bool overlap=False"
-_TAIL_INPUTS = (
-    "Tensor routed, Tensor norm_weight, Tensor up_weight, Tensor shared_act, Tensor shared_down_weight, *, int tp, "
-    "int rank, bool overlap=False"
-)
+# What a stage takes beside its operands, and what its outputs are called where the operator returns new ones.
+_NUMBERS = {"front": "bool overlap=False", "tail": "int tp, int rank, bool overlap=False"}
+_RETURNED = {"y_workspace": "y"}
 # torch must hand over the strides that the fake kernels saw: an activation's rows may be pitched, a weight's not
 _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),)
 
@@ -201,13 +201,8 @@ def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls,
     dims = moe.model.dims
 
     def allocate(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
-        tokens = x.shape[0]
-        return (
-            x.new_empty(tokens, dims.experts, dtype=torch.float32),
-            x.new_empty(tokens, dims.latent, dtype=torch.bfloat16),
-            # a packed weight's rows are its second extent
-            x.new_empty(tokens, weight.shape[-2] // 2, dtype=torch.bfloat16),
-        )
+        # a packed weight's rows are its second extent
+        return _new_outputs("front", dims, x, x.shape[0], weight.shape[-2] // 2)
 
     def launch(*inputs: torch.Tensor, **options: Any) -> None:
         calls.run(moe.prepare_front, inputs, options)
@@ -223,9 +218,7 @@ def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls,
 
         return front
 
-    library.define(f"{name}({_FRONT_INPUTS}) -> (Tensor logits, Tensor latent, Tensor shared_act)", tags=_TAGS)
-    outputs = "Tensor(a!) logits, Tensor(b!) latent, Tensor(c!) shared_act"
-    library.define(f"{name}.out({_FRONT_INPUTS}, {outputs}) -> ()", tags=_TAGS)
+    _define_schemas(library, name, "front")
     _implement(library, name, functional, launch, compute, lambda *inputs, **_: allocate(inputs[0], inputs[3]))
 
 
@@ -233,8 +226,7 @@ def _define_tail(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls, 
     dims = moe.model.dims
 
     def allocate(routed: torch.Tensor) -> Tensors:
-        tokens = routed.shape[1]
-        return routed.new_empty(tokens, dims.latent), routed.new_empty(tokens, dims.hidden)
+        return _new_outputs("tail", dims, routed, routed.shape[1], 0)
 
     def launch(*inputs: torch.Tensor, **options: Any) -> None:
         calls.run(moe.prepare_tail, inputs, options)
@@ -250,9 +242,29 @@ def _define_tail(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls, 
 
         return tail
 
-    library.define(f"{name}({_TAIL_INPUTS}) -> (Tensor y, Tensor out)", tags=_TAGS)
-    library.define(f"{name}.out({_TAIL_INPUTS}, Tensor(a!) y_workspace, Tensor(b!) out) -> ()", tags=_TAGS)
+    _define_schemas(library, name, "tail")
     _implement(library, name, functional, launch, compute, lambda *inputs, **_: allocate(inputs[0]))
+
+
+def _define_schemas(library: Any, name: str, stage: str) -> None:
+    """Both overloads: one returns new outputs, the other writes those that it is given."""
+    inputs = ", ".join(f"Tensor {spec.name}" for spec in inputs_of(stage))
+    inputs += f", *, {_NUMBERS[stage]}"
+    outputs = [spec.name for spec in outputs_of(stage)]
+    returned = ", ".join(f"Tensor {_RETURNED.get(output, output)}" for output in outputs)
+    written = ", ".join(f"Tensor({mark}!) {output}" for mark, output in zip("abcdef", outputs, strict=False))
+    library.define(f"{name}({inputs}) -> ({returned})", tags=_TAGS)
+    library.define(f"{name}.out({inputs}, {written}) -> ()", tags=_TAGS)
+
+
+def _new_outputs(stage: str, dims: ModelDims, like: torch.Tensor, tokens: int, i_local: int) -> Tensors:
+    """Room for a stage's outputs on the device of one of its inputs."""
+    return tuple(
+        like.new_empty(
+            shape_of(spec, dims, i_local=i_local, tokens=tokens), dtype=torch.float32 if spec.fp32 else torch.bfloat16
+        )
+        for spec in outputs_of(stage)
+    )
 
 
 def _implement(

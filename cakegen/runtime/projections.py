@@ -11,6 +11,7 @@ import torch
 
 from cakegen.errors import LaunchError
 from cakegen.model import ModelDims
+from cakegen.operands import STAGES, shape_of, weights_of
 from cakegen.runtime import kimi_k3_latent_moe
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.operators import define_operators
@@ -187,15 +188,8 @@ def _finish_writes(device: torch.device) -> None:
 
 
 def _shapes(dims: ModelDims, tp: int) -> dict[str, tuple[int, ...]]:
-    i_local = dims.i_local(tp)
-    return {
-        "gate_weight": (dims.experts, dims.hidden),
-        "down_weight": (dims.latent, dims.hidden),
-        "norm_weight": (dims.latent,),
-        "up_weight": (dims.hidden, dims.latent),
-        "shared_gate_up_weight": (2 * i_local, dims.hidden),
-        "shared_down_weight": (dims.hidden, i_local),
-    }
+    specs = (spec for stage in STAGES for spec in weights_of(stage))
+    return {spec.name: shape_of(spec, dims, i_local=dims.i_local(tp)) for spec in specs}
 
 
 def _check_rank(dims: ModelDims, tp: int, rank: int) -> None:

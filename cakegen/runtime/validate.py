@@ -1,12 +1,12 @@
 """Operands of the front and the tail: checked against the model, and reduced to addresses and pitches.
 
-Imports torch, errors, arch, model, operand, packing and tensor_map. Asks no driver, so that it holds for CPU tensors
+Imports torch, errors, arch, model, operands, operand, packing and tensor_map. Asks no driver, so that it holds for CPU tensors
 (backend='reference') as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NoReturn
@@ -15,7 +15,8 @@ import torch
 
 from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
-from cakegen.model import Model
+from cakegen.model import Model, ModelDims
+from cakegen.operands import STAGES, shape_of
 from cakegen.runtime.operand import Operand, overlap
 from cakegen.runtime.packing import packed_shape
 from cakegen.runtime.plain import check_tensors, check_whole
@@ -70,6 +71,22 @@ class _Check:
         shape = list(tensor.shape)
         got = f"{shape} {_dtype_name(tensor.dtype)}, strides {tuple(tensor.stride())}, on {tensor.device}"
         raise LaunchError(f"{self.stage}: {name} must be {need}; got {got}. {todo}")
+
+    def stage_operands(
+        self, dims: ModelDims, tensors: Mapping[str, torch.Tensor], *, i_local: int, tokens: int
+    ) -> None:
+        """Check every operand of the stage by the table of them, but the partials, which tell the number of tokens."""
+        shared = dims.shared_intermediate
+        for spec in STAGES[self.stage]:
+            tensor, shape = tensors[spec.name], shape_of(spec, dims, i_local=i_local, tokens=tokens)
+            why = spec.why.format(i_local=i_local, shared=shared, tp=shared // i_local)
+            if spec.kind == "weight":
+                self.weight(spec.name, tensor, (shape[0], shape[1]), why)
+            elif spec.kind == "vector":
+                self.vector(spec.name, tensor, shape[0], why)
+            elif spec.kind == "rows":
+                dtype = torch.float32 if spec.fp32 else torch.bfloat16
+                self.matrix(spec.name, tensor, (shape[0], shape[1]), why, dtype=dtype, pitched=True)
 
     def matrix(
         self,
@@ -230,15 +247,7 @@ def validate_front(
         check.refuse("x", x, f"rows of stride 1 in a [T, {dims.hidden}] bfloat16", "Flatten the batch into tokens.")
     tokens = int(x.shape[0])
     i_local = _front_i_local(check, model, shared_gate_up_weight)
-    check.matrix("x", x, (tokens, dims.hidden), "T tokens of the hidden width", pitched=True)
-    check.weight("gate_weight", gate_weight, (dims.experts, dims.hidden), "experts by hidden")
-    check.weight("down_weight", down_weight, (dims.latent, dims.hidden), "latent by hidden")
-    rows = f"2 * {i_local} gate and up rows by hidden"
-    check.weight("shared_gate_up_weight", shared_gate_up_weight, (2 * i_local, dims.hidden), rows)
-    fp32 = torch.float32
-    check.matrix("logits", logits, (tokens, dims.experts), "T by experts", dtype=fp32, pitched=True)
-    check.matrix("latent", latent, (tokens, dims.latent), "T by latent", pitched=True)
-    check.matrix("shared_act", shared_act, (tokens, i_local), "T by this rank's shared columns", pitched=True)
+    check.stage_operands(dims, {"x": x, **weights, **outputs}, i_local=i_local, tokens=tokens)
     check.outputs_apart(outputs)
     return Request(
         stage="front",
@@ -297,13 +306,7 @@ def validate_tail(
     check = _Check("tail", routed.device)
     check.partials("routed", routed, dims.latent)
     partials, tokens, _ = (int(extent) for extent in routed.shape)
-    i_local = dims.i_local(tp)
-    check.vector("norm_weight", norm_weight, dims.latent, "latent")
-    check.weight("up_weight", up_weight, (dims.hidden, dims.latent), "hidden by latent, all columns")
-    check.matrix("shared_act", shared_act, (tokens, i_local), f"T by {dims.shared_intermediate} / {tp}", pitched=True)
-    check.weight("shared_down_weight", shared_down_weight, (dims.hidden, i_local), "hidden by shared columns")
-    check.matrix("y_workspace", y_workspace, (tokens, dims.latent), "T by latent", pitched=True)
-    check.matrix("out", out, (tokens, dims.hidden), "T by hidden", pitched=True)
+    check.stage_operands(dims, inputs | outputs, i_local=dims.i_local(tp), tokens=tokens)
     check.outputs_apart(outputs)
     width = dims.latent_slice(tp)
     for name in ("up_weight", "y_workspace"):

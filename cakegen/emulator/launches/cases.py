@@ -19,6 +19,7 @@ from cakegen.emulator.launches.stream import LaunchReport
 from cakegen.emulator.text.translate import Program
 from cakegen.errors import EmulationError, PlanError
 from cakegen.model import DeviceFacts, Model, Target
+from cakegen.operands import STAGES, OperandSpec, shape_of
 from cakegen.plan import family_of, plan_route
 from cakegen.plan.records import DecodeForm, Plan
 from cakegen.registry import Registry
@@ -257,25 +258,18 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
     def output(cols: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.full((tokens, cols + _GAP_COLS), float("nan"), dtype=dtype)[:, :cols]
 
-    if case.stage == "front":
-        return {
-            "x": rows(dims.hidden),
-            "gate_weight": weights(dims.experts, dims.hidden),
-            "down_weight": weights(dims.latent, dims.hidden),
-            "shared_gate_up_weight": weights(2 * i_local, dims.hidden) * 2,
-            "logits": output(dims.experts, torch.float32),
-            "latent": output(dims.latent),
-            "shared_act": output(i_local),
-        }
-    return {
-        "routed": rows(dims.latent, case.partials),
-        "norm_weight": make.normal(dims.latent).to(torch.bfloat16),
-        "up_weight": weights(dims.hidden, dims.latent),
-        "shared_act": rows(i_local),
-        "shared_down_weight": weights(dims.hidden, i_local),
-        "out": output(dims.hidden),
-        "y_workspace": output(dims.latent),
-    }
+    def made(spec: OperandSpec) -> torch.Tensor:
+        *outer, cols = shape_of(spec, dims, i_local=i_local, tokens=tokens, partials=case.partials)
+        if spec.output:
+            return output(cols, torch.float32 if spec.fp32 else torch.bfloat16)
+        if spec.kind == "vector":
+            return make.normal(cols).to(torch.bfloat16)
+        if spec.kind == "weight":
+            # gate and up rows give twice as much: SiTU's branches then reach their bounds
+            return weights(*outer, cols) * (2 if spec.name == "shared_gate_up_weight" else 1)
+        return rows(cols, *outer[:-1])
+
+    return {spec.name: made(spec) for spec in STAGES[case.stage]}
 
 
 def compare(model: Model, case: Case, operands: dict[str, torch.Tensor]) -> tuple[dict[str, float], list[str]]:
