@@ -171,12 +171,15 @@ def _check(
 def _remembered(model: Model) -> tuple[ReachedKey, ...] | None:
     """What the model reaches, by the walk that an earlier export left in the cache; --check never trusts one."""
     from cakegen.compile import cache_root
+    from cakegen.compile.cache_folder import refuse_strangers
     from cakegen.emit.walk import remembered_keys
     from cakegen.errors import CompileError
 
     try:
-        return remembered_keys(model, cache_root() / WALKS)
-    except CompileError:  # the user has no folder for a cache
+        folder = cache_root() / WALKS
+        refuse_strangers(folder)
+        return remembered_keys(model, folder)
+    except CompileError:  # there is no folder for a cache, or others can write it
         return None
 
 

@@ -76,7 +76,9 @@ def _read(model: Model, entry: Any) -> tuple[ReachedKey, ...]:
 
 
 def _write(entry: Path, witnesses: Iterable[Witness]) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True)
+    # as the compile cache, which may be above it, makes its folders
+    entry.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    entry.parent.mkdir(exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(dir=entry.parent, suffix=".partial")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

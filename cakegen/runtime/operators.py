@@ -202,7 +202,7 @@ def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls,
 
     def allocate(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
         # a packed weight's rows are its second extent
-        return _new_outputs("front", dims, x, x.shape[0], weight.shape[-2] // 2)
+        return _empty_outputs("front", dims, x, x.shape[0], weight.shape[-2] // 2)
 
     def launch(*inputs: torch.Tensor, **options: Any) -> None:
         calls.run(moe.prepare_front, inputs, options)
@@ -226,7 +226,7 @@ def _define_tail(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls, 
     dims = moe.model.dims
 
     def allocate(routed: torch.Tensor) -> Tensors:
-        return _new_outputs("tail", dims, routed, routed.shape[1], 0)
+        return _empty_outputs("tail", dims, routed, routed.shape[1], 0)
 
     def launch(*inputs: torch.Tensor, **options: Any) -> None:
         calls.run(moe.prepare_tail, inputs, options)
@@ -257,7 +257,7 @@ def _define_schemas(library: Any, name: str, stage: str) -> None:
     library.define(f"{name}.out({inputs}, {written}) -> ()", tags=_TAGS)
 
 
-def _new_outputs(stage: str, dims: ModelDims, like: torch.Tensor, tokens: int, i_local: int) -> Tensors:
+def _empty_outputs(stage: str, dims: ModelDims, like: torch.Tensor, tokens: int, i_local: int) -> Tensors:
     """Room for a stage's outputs on the device of one of its inputs."""
     return tuple(
         like.new_empty(

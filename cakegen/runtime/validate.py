@@ -1,7 +1,7 @@
 """Operands of the front and the tail: checked against the model, and reduced to addresses and pitches.
 
-Imports torch, errors, arch, model, operands, operand, packing and tensor_map. Asks no driver, so that it holds for CPU tensors
-(backend='reference') as well.
+Imports torch, errors, arch, model, operands, operand, packing and tensor_map. Asks no driver, so that it holds for CPU
+tensors (backend='reference') as well.
 """
 
 from __future__ import annotations
