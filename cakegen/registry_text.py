@@ -121,8 +121,8 @@ def parse_shared_table(text: str, where: str) -> dict[str, SharedHeader]:
     """The same from its text; `where` names it in a message."""
     try:
         values = json.loads(text)
-        if not isinstance(values, dict) or values.get("schema") != SHARED_SCHEMA:
-            got = values.get("schema") if isinstance(values, dict) else type(values).__name__
+        got = values.get("schema") if isinstance(values, dict) else type(values).__name__
+        if type(got) is not int or got != SHARED_SCHEMA:
             raise RegistryError(f"schema {got!r}; this cakegen reads {SHARED_SCHEMA}")
         headers = {}
         for name, row in values["headers"].items():

@@ -24,9 +24,11 @@ from cakegen.errors import EmitError
 from cakegen.model import DeviceFacts, Model, Target
 from cakegen.plan import DecodeForm, plan_route
 from cakegen.plan.shape import BLOCK_M
-from cakegen.registry import closure_digest, file_digest, load_registry
+from cakegen.registry import TABLES, closure_digest, file_digest, load_registry, parse_tables
 from cakegen.rules import LandingAlias
 from cakegen.spec import parse_export
+
+MOST_HEADER_LINES, MOST_REGISTRY_LINES = 450, 9000
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,7 @@ def test_header_says_no_export_and_is_short(tiny_tree: RenderedTree) -> None:
     for name, text in tiny_tree.headers.items():
         assert not re.search("latent_moe|kernel_", name + text), name
         assert text.count("\n#pragma once\n") == 1, name
+        assert "// From templates/" not in text or text.count("\n") <= MOST_HEADER_LINES, name
 
 
 def test_name_of_a_program_says_role_family_and_tile(tiny_tree: RenderedTree) -> None:
@@ -107,6 +110,29 @@ def test_registry_reads_back_what_was_exported(tmp_path: Path, model: Callable[[
         assert program.headers == included_closure(program.kernel_source, dict(registry.closure(program)))
         for arch, digest in program.closure_digest:
             assert digest == closure_digest(arch, sources, COMPILE_FLAGS)
+
+
+def test_registry_states_each_row_once_and_keeps_to_its_lines(tiny_tree: RenderedTree) -> None:
+    text = tiny_tree.files["cake_jit.py"]
+    assert text.count("\n") <= MOST_REGISTRY_LINES
+    values = parse_tables(text, "x")
+    for table in TABLES:
+        rows = [repr(row) for row in values[table].values()]
+        assert len(set(rows)) == len(rows), table
+        field = {"ARG_PLANS": "arg_plan", "LAUNCHES": "launch"}.get(table, table.lower())
+        assert {entry[field] for entry in values["MODULES"].values()} == set(values[table]), "a row that nobody names"
+    sources = {Path(name).name for name in tiny_tree.files if name.startswith("csrc/")}
+    assert set(values["FILES"]) == sources
+
+
+def test_row_of_a_registry_keeps_its_name_when_others_come() -> None:
+    """So that a new program adds lines and renames none."""
+    few = small_model()
+    more = dataclasses.replace(few, targets=(Target("sm_90a", (4, 8), (132,)),))
+    one, two = (parse_tables(render_tree(model, model.name).files["cake_jit.py"], "x") for model in (few, more))
+    for table in (*TABLES, "FILES", "MODULES"):
+        assert one[table].items() <= two[table].items(), table
+        assert len(two["MODULES"]) > len(one["MODULES"])
 
 
 def test_every_request_of_the_declared_parts_has_a_program() -> None:
