@@ -26,7 +26,8 @@ def device_headers(registry: Registry, *, hopper: bool = False) -> tuple[tuple[s
     """Names to include for the device functions, of Hopper with every width of wgmma; and all texts that these need."""
     table = parse_shared_table((registry.shared / SHARED_FILE).read_text(), SHARED_FILE)
     widths = [name for name in table if name.startswith("cake_device_wgmma_mma_")]
-    includes = ("cake_device_common.cuh", *(widths if hopper else ()))
+    names = ("base", "cluster", "grid", "math", "mbarrier", "memory", "stmatrix", "tma")
+    includes = (*(f"cake_device_{name}.cuh" for name in names), *(widths if hopper else ()))
     return includes, tuple(
         (name, registry.read(name)) for name in header_closure(includes, lambda n: table[n].includes)
     )

@@ -157,11 +157,11 @@ def test_tree_that_lacks_a_source_is_a_problem(tmp_path: Path) -> None:
 def test_tree_of_two_versions_is_a_problem(tmp_path: Path) -> None:
     registry = load_registry(TINY)
     copy_tree(registry, tmp_path)
-    with (tmp_path / SHARED_FOLDER / "cake_device_sm90.cuh").open("a") as file:
+    with (tmp_path / SHARED_FOLDER / "cake_device_wgmma.cuh").open("a") as file:
         file.write("// of another version\n")
     found = examine(tmp_path / TINY)["tree"]
     assert found.state == PROBLEM
-    assert "cake_device_sm90.cuh: not the file of this registry" in found.text
+    assert "cake_device_wgmma.cuh: not the file of this registry" in found.text
 
 
 def test_damaged_cache_entry_is_a_problem_with_its_remedy(tmp_path: Path) -> None:

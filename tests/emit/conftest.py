@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from cakegen.plan import FAMILIES
+
 KERNEL = """\
-#include "${device_common | file_name}"
-#include "${device_family | file_name}"
+//% for header in headers
+#include "${header | file_name}"
+//% endfor
 
 //# says what the kernel is
 struct Cfg {
@@ -19,19 +22,15 @@ struct Cfg {
 
 extern "C" __global__ void kernel_${spec.name | ident}() {}
 """
+INCLUDE_BASE = '#pragma once\n\n#include "device/base.cuh"\n'
 PARTS = {
-    "device/common.cuh": '#pragma once\n#include "${header("device/base.cuh") | file_name}"\n',
     "device/base.cuh": "#pragma once\nusing u32 = unsigned int;\n",
-    "device/sm90.cuh": "#pragma once\nusing u64 = unsigned long long;\n",
-    "device/wgmma_mma.cuh": '#pragma once\n#include "${header("device/sm90.cuh") | file_name}"\n// ${n | i32}\n',
-    "device/sm100.cuh": "#pragma once\nusing u64 = unsigned long long;\n",
+    "device/wgmma.cuh": "#pragma once\nusing u64 = unsigned long long;\n",
+    "device/wgmma_mma.cuh": '#pragma once\n\n#include "device/wgmma.cuh"\n// ${n | i32}\n',
     "host/common.cuh": "#pragma once\n#include <cuda.h>\n",
-    "host/binding.cu": '#include "${header("host/common.cuh") | file_name}"\nint run_${spec.name | ident};\n',
-    "kernels/sm90/decode.cu": KERNEL,
-    "kernels/sm100/decode.cu": KERNEL,
-    "kernels/sm90/front_gemm.cu": KERNEL,
-    "kernels/sm90/tail_gemm.cu": KERNEL,
-    "kernels/tail_norm.cu": KERNEL.replace('#include "${device_family | file_name}"\n', ""),
+    "host/binding.cu": '#include "host/common.cuh"\nint run_${spec.name | ident};\n',
+    "kernels/program.cu": KERNEL,
+    **{body: INCLUDE_BASE for family in FAMILIES.values() for body in family.bodies.values()},
 }
 
 

@@ -45,7 +45,7 @@ def test_header_is_called_after_its_template_and_what_it_is_given(tmp_path: Path
 
 
 def test_pool_holds_what_its_headers_include(tmp_path: Path) -> None:
-    include = '#include "${header("device/b.cuh") | file_name}"\n'
+    include = '#include "device/b.cuh"\n'
     pool = pool_of(tmp_path, {"device/a.cuh": include, "device/b.cuh": "// b\n", "device/c.cuh": "// c\n"})
     pool.header("device/a.cuh")
     assert set(pool.texts()) == {"cake_device_a.cuh", "cake_device_b.cuh"}
@@ -150,16 +150,16 @@ def changed(before: Path, after: Path) -> tuple[int, int]:
 
 
 def body_templates(folder: Path) -> list[str]:
-    """Templates of the kernel bodies that stand in headers; the first is a part that reads its kernels' constants."""
+    """Templates of the kernel bodies that stand in headers."""
     texts = [file.read_text() for file in sorted((folder / "shared").glob("*.cuh"))]
     found = [re.search(r"^// From templates/(kernels/\S+)\.$", text, re.MULTILINE) for text in texts]
-    return [PART, *(match[1] for match in found if match)]
+    return [match[1] for match in found if match]
 
 
-PART = "kernels/sm100/gemm.cuh"
 EDITS = {
     "comment in a device header": ("device/mbarrier.cuh", "namespace cake {\n", "// Another word.\nnamespace cake {\n"),
     "expression in a device header": ("device/math.cuh", "__float_as_uint(value)", "__float_as_uint(value + 0.0f)"),
+    "expression in a kernel body": ("kernels/ring.cuh", "phase ^= 1", "phase = phase ^ 1"),
     "expression of the host half": ("host/entry.cuh", "2 * items", "items * 2"),
 }
 
@@ -174,6 +174,7 @@ def test_edit_of_a_shared_text_is_a_few_lines_of_a_few_files_among_ten_exports(
 
 def test_edit_of_a_kernel_body_is_a_few_lines_of_a_few_files_among_ten_exports(tmp_path: Path, before: Path) -> None:
     bodies = body_templates(before)
+    assert len(bodies) > 10
     for number, template in enumerate(bodies[:: -(-len(bodies) // 3)]):
         (tmp_path / str(number)).mkdir()
         check_edit(tmp_path / str(number), before, template, "{\n", "{  // the same\n")

@@ -15,14 +15,14 @@ from models import changed, kimi_k3_model, tiny_model
 from random_models import model_toml, random_model
 
 from cakegen import paths
-from cakegen.emit import RenderedTree, decode, reach, render_tree, tree, write_exports
-from cakegen.emit.program import COMPILE_FLAGS, ProgramSpec, SharedPart
+from cakegen.emit import RenderedTree, render_tree, write_exports
+from cakegen.emit.program import COMPILE_FLAGS
 from cakegen.emit.reach import reached_keys, reached_plans
 from cakegen.emit.seal import included_files, is_intact
 from cakegen.emit.shared import included_closure
 from cakegen.errors import EmitError
 from cakegen.model import DeviceFacts, Model, Target
-from cakegen.plan import DecodeForm, plan_route
+from cakegen.plan import plan_route
 from cakegen.plan.shape import BLOCK_M
 from cakegen.registry import TABLES, closure_digest, file_digest, load_registry, parse_tables
 from cakegen.rules import LandingAlias
@@ -193,7 +193,7 @@ def test_family_preamble_edit_changes_digests_of_its_includers_only(tmp_path: Pa
         write_exports(tmp_path / str(step), [render_tree(model, model.name, templates)])
         registry = load_registry(tmp_path / str(step) / model.name)
         digests.append({(p.role, name): p.closure_digest for name, p in registry.programs.items()})
-        (templates / "device/sm90.cuh").write_text("#pragma once\n// another\n")
+        (templates / "device/wgmma.cuh").write_text("#pragma once\n// another\n")
     changed = {role for role, name in digests[0] if digests[0][role, name] != digests[1][role, name]}
     with_family = {"decode_front", "decode_tail", "front_gemm", "tail_gemm"}
     assert {role for role, _ in digests[0]} == with_family | {"tail_norm"}
@@ -327,20 +327,3 @@ def test_tree_does_not_depend_on_the_order_of_a_folder(monkeypatch: pytest.Monke
     for name in ("listdir", "scandir", "walk"):
         monkeypatch.setattr(os, name, refuse)
     assert render_tree(small_model(), "tiny_latent_moe") == expected
-
-
-def test_shared_part_that_two_programs_would_write_differently_is_refused(
-    templates: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its file's name must spell every constant that shapes it."""
-    part = SharedPart("sizes", "sizes", "kernels/sizes.cuh")
-    (templates / part.template).write_text("// ${spec.launch.dynamic_smem_bytes | i32} bytes\n")
-    original = decode.decode_program
-
-    def with_part(model: Model, form: DecodeForm, arch_family: str) -> ProgramSpec:
-        return dataclasses.replace(original(model, form, arch_family), shared=(part,))
-
-    monkeypatch.setattr(reach, "decode_program", with_part)
-    monkeypatch.setattr(tree, "reached_keys", reached_keys.__wrapped__)
-    with pytest.raises(EmitError, match=r"would write another cake_sizes\.cuh than an earlier program"):
-        render_tree(small_model(), "tiny_latent_moe", templates)
