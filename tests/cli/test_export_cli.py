@@ -15,7 +15,7 @@ from cakegen import __version__, paths
 from cakegen.cli import main as cli
 from cakegen.cli.main import main
 from cakegen.compile import compile_cubin, request_for
-from cakegen.registry import SHARED_FOLDER, load_registry
+from cakegen.registry import SHARED_FILE, SHARED_FOLDER, load_registry
 
 TINY = "tiny_latent_moe"
 
@@ -64,16 +64,16 @@ def test_check_reports_hand_edit_and_writes_nothing(trees: Path, tmp_path: Path)
 def test_check_reports_an_edited_template(trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     templates = tmp_path / "templates"
     shutil.copytree(paths.templates_root(), templates)
-    edited = templates / "kernels" / "tail_norm.cu"
+    edited = templates / "kernels" / "tail_norm.cuh"
     edited.write_text(edited.read_text() + "// one more line\n")
     monkeypatch.setattr(paths, "templates_root", lambda: templates)
     before = {path: path.read_bytes() for path in trees.rglob("*") if path.is_file()}
     result = run("export", TINY, "--check", "--dest", trees)
     assert result.exit_code == 1
-    norms = [name for name, program in load_registry(trees / TINY).programs.items() if program.role == "tail_norm"]
-    for name in norms:
-        assert f"  changed          csrc/cake_{TINY}/{name}_kernel.cu" in result.stderr
-    assert f"{len(norms) + 1} changed" in result.stderr, "the norms and the registry, which holds their digests"
+    for name in ("cake_kernels_tail_norm.cuh", SHARED_FILE):
+        assert f"  changed          {name}" in result.stderr
+    assert f"{trees / SHARED_FOLDER}: 2 changed" in result.stderr, "the header and the table of digests"
+    assert f"{TINY}: 0 changed" in result.stdout
     assert f"`cakegen export {TINY} --dest {trees}`" in result.stderr
     assert {path: path.read_bytes() for path in trees.rglob("*") if path.is_file()} == before
 
