@@ -50,7 +50,11 @@ def test_every_device_function_is_used() -> None:
 def test_template_includes_no_toolkit_header(file: Path) -> None:
     host = file.relative_to(ROOT).parts[0] == "host"
     for name in INCLUDE.findall(file.read_text()):
-        assert host, f"{name}: device code includes preambles only"
+        if name.endswith(".cuh"):
+            assert (ROOT / name).is_file(), f"{name}: no template"
+            assert name.startswith("host/") == host, f"{name}: device and host include their own"
+            continue
+        assert host, f"{name}: device code includes templates only"
         assert HOST_HEADERS.fullmatch(name), name
         assert not name.startswith(("cuda_", "cuda/", "device_", "cooperative_groups")), name
 
