@@ -13,7 +13,7 @@ help: ## Show the targets
 
 setup: $(READY) ## Make the environment
 
-$(READY): pyproject.toml tools/setup.sh tools/constraints.txt
+$(READY): pyproject.toml tools/setup.sh tools/lock.txt
 	@tools/setup.sh $(VENV)
 	@touch $@
 
@@ -63,9 +63,9 @@ emulate-full: $(READY) ## What the tables of emulated programs lack: about six h
 
 DOCS_READY := $(VENV)/.cakegen-docs-ready
 
-$(DOCS_READY): $(READY)
+$(DOCS_READY): $(READY) tools/lock-docs.txt
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--constraint tools/constraints.txt --editable ".[docs]"
+		--require-hashes --requirement tools/lock-docs.txt
 	@touch $@
 
 docs: $(DOCS_READY) ## Build build/site from README.md, docs/ and docstrings; a broken link fails

@@ -3,6 +3,9 @@
 #
 #   tools/setup.sh FOLDER
 #
+# Everything but torch is installed by its hash (tools/lock.txt), the build back end included; cakegen itself is built
+# from the checkout without an index.
+#
 # CAKEGEN_TORCH   what pip installs for torch (default torch==2.13.0); see README.md for a CPU-only machine.
 #
 # Where there is an NVIDIA GPU and python3 already imports torch, that torch is used and none is installed.
@@ -41,7 +44,8 @@ fi
 echo "setting up $venv with $("$python" --version), ${torch:-the torch of $python}"
 "$python" -m venv --clear "${options[@]}" "$venv"
 pip=("$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check)
+"${pip[@]}" --require-hashes --requirement "$root/tools/lock.txt"
 if [ -n "$torch" ]; then
     "${pip[@]}" "$torch"
 fi
-"${pip[@]}" --constraint "$root/tools/constraints.txt" --editable "$root[dev]"
+"${pip[@]}" --no-deps --no-build-isolation --editable "$root"
