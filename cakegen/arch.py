@@ -40,7 +40,7 @@ class Architecture:
     tensor_memory_cols
         Columns of tensor memory (0: none).
     min_nvrtc
-        Oldest NVRTC that knows the target.
+        Oldest NVRTC that is asked for: older ones know sm_90a (12.0) and sm_100a (12.8), and spill where it does not.
     parts
         Products that the planner is tested for.
     """
@@ -70,7 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             max_dynamic_smem_bytes=232448,
             smem_per_sm_bytes=233472,
             tensor_memory_cols=0,
-            min_nvrtc=(12, 0),
+            min_nvrtc=(12, 9),
             parts=(Part("H20", 78), Part("H100 PCIe", 114), Part("H100 SXM", 132), Part("H200", 132)),
         ),
         Architecture(
@@ -80,7 +80,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             max_dynamic_smem_bytes=232448,
             smem_per_sm_bytes=233472,
             tensor_memory_cols=512,
-            min_nvrtc=(12, 8),
+            min_nvrtc=(12, 9),
             parts=(Part("B200", 148), Part("GB200", 152)),
         ),
         Architecture(

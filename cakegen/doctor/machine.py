@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -20,6 +21,7 @@ from cakegen.doctor.finding import ABSENT, OK, PROBLEM, Finding
 from cakegen.errors import CakeError, CompileError, LaunchError
 from cakegen.registry import Registry, load_registry
 from cakegen.runtime import driver
+from cakegen.runtime.known_faults import KNOWN_FAULTS
 
 SETTINGS = (
     BUNDLE_VARIABLE,
@@ -55,6 +57,7 @@ def examine_machine(export: str) -> Iterator[Finding]:
     yield tree
     arches = () if registry is None else tuple(sorted({a for p in registry.programs.values() for a in p.arches}))
     yield _nvrtc(arches)
+    yield from _known_faults(arches)
     yield _cache()
     yield from _bundles()
     yield from _settings()
@@ -140,6 +143,23 @@ def _nvrtc(arches: tuple[str, ...]) -> Finding:
             return Finding("nvrtc", PROBLEM, str(error), facts)
     targets = f"; compiles for {', '.join(arches)}" if arches else ""
     return Finding("nvrtc", OK, f"{facts['version']} ({nvrtc.path}){targets}", facts)
+
+
+def _known_faults(arches: tuple[str, ...]) -> Iterator[Finding]:
+    """Each fault that the driver or the compiler here is known to have, for the targets of the programs."""
+    versions: dict[str, tuple[int, int]] = {}
+    with contextlib.suppress(LaunchError):
+        versions["driver"] = driver.driver_version()
+    with contextlib.suppress(CompileError):
+        versions["nvrtc"] = load_nvrtc().version
+    found = [fault for fault in KNOWN_FAULTS for name in versions if fault.applies(name, versions[name], arches)]
+    for fault in found:
+        major, minor = versions[fault.component]
+        text = f"{fault.name} ({fault.component} {major}.{minor}): {fault.symptom}; {fault.remedy}"
+        facts = {"name": fault.name, "component": fault.component, "handled": fault.handled, "source": fault.source}
+        yield Finding("known fault", OK if fault.handled else PROBLEM, text, facts)
+    if not found:
+        yield Finding("known fault", OK, f"none of {len(KNOWN_FAULTS)} applies here", {"name": None})
 
 
 def _cache() -> Finding:

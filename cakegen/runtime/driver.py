@@ -373,6 +373,12 @@ def bind_launch(config: Any, function: Any, pointers: int, stream: int) -> Calla
     return cast("Callable[[], int]", launch)
 
 
+def driver_version() -> tuple[int, int]:
+    """The CUDA version that the driver reports, as (major, minor)."""
+    version = int(call("cuDriverGetVersion"))
+    return version // 1000, version % 1000 // 10
+
+
 @functools.cache
 def tensor_map_encoder() -> Any:
     """`cuTensorMapEncodeTiled` as a C function that writes to an address of our choice.

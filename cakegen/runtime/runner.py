@@ -6,6 +6,7 @@ Imports driver, streams, control, arguments and prepared. A call plans nothing, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import weakref
 from collections.abc import Callable
@@ -20,8 +21,10 @@ from cakegen.runtime import driver, streams
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
 from cakegen.runtime.control import ControlWords, DeviceControl, describe_wait_record, opened_control
 from cakegen.runtime.device import Device
+from cakegen.runtime.known_faults import clears_small_maps
 from cakegen.runtime.prepared import Outputs, Runner
 from cakegen.runtime.programs import LoadedProgram
+from cakegen.runtime.tensor_map import encode_tensor_map
 from cakegen.runtime.validate import Request
 from cakegen.runtime.workspace import Workspace
 
@@ -116,7 +119,9 @@ class ProgramRunner(Runner):
         record, own = decide_overlap(launch, loaded.program.launch, self._overlap)
         buffers = self._buffers | {name: operand.address for name, operand in request.operands.items()}
         parameters = run_parameters(request) | own
-        return pack_arguments(bind_arguments(loaded.program, request.operands, buffers, parameters)), record
+        clears = clears_small_maps(driver.driver_version(), (self._device.arch.name,))
+        encode = functools.partial(encode_tensor_map, clears_small=clears)
+        return pack_arguments(bind_arguments(loaded.program, request.operands, buffers, parameters), encode), record
 
     def _bind(self, request: Request) -> None:
         """Rewrite the arguments of all launches, once all of them are packed."""

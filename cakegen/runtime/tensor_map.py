@@ -12,6 +12,7 @@ from cakegen.errors import LaunchError
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.registry import TensorMapEntry
 from cakegen.runtime import driver
+from cakegen.runtime.known_faults import SMALL_MAP_BYTES, cleared
 
 MAX_BOX = 256
 MAX_DIM = 2**32
@@ -107,6 +108,21 @@ class TensorMap:
         raise LaunchError(f"tensor map {self.name}: {field} must be {need} (cuTensorMapEncodeTiled); got {got}.")
 
     @property
+    def is_small_and_loose(self) -> bool:
+        """Whether what it spans may be an allocation below 128 KiB, and its strides are not dense in the dims' order.
+
+        Of the published export's maps these are views of activations with few rows, 9 of the hidden width or 18 of the
+        latent one: a chunk's rows lie a pitch apart. A weight spans megabytes. In the small model all can be.
+        """
+        packed = self.dims[0] * self.element_bytes
+        span, dense = packed, True
+        for extent, stride in zip(self.dims[1:], self.strides_bytes, strict=True):
+            dense = dense and stride == packed
+            packed *= extent
+            span += (extent - 1) * stride
+        return span < SMALL_MAP_BYTES and not dense
+
+    @property
     def box_bytes(self) -> int:
         """Bytes that one copy of a whole box adds to its barrier."""
         count = self.element_bytes
@@ -155,8 +171,13 @@ def view_matrix(
     return TensorMap(entry.name, address, dims, strides, entry.box)
 
 
-def encode_tensor_map(record: TensorMap, destination: int) -> None:
+def encode_tensor_map(record: TensorMap, destination: int, *, clears_small: bool = False) -> None:
     """Write the 128 bytes of a record's CUtensorMap to a 64-byte aligned host address.
+
+    Parameters
+    ----------
+    clears_small
+        The driver may set a bit wrongly in small maps (`known_faults.SMALL_MAP`).
 
     Raises
     ------
@@ -184,3 +205,6 @@ def encode_tensor_map(record: TensorMap, destination: int) -> None:
         module = driver.bindings()
         text = driver.result_text(module, module.CUresult(result))
         raise LaunchError(f"cuTensorMapEncodeTiled refused {record}: {text}")
+    if clears_small and record.is_small_and_loose:
+        second = ctypes.c_uint64.from_address(destination + 8)
+        second.value = cleared(second.value)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,3 +222,31 @@ def test_settings_are_those_that_the_sources_read() -> None:
     }
     mentioned |= set(re.findall(r"\{(CAKEGEN_[A-Z_]+)", (root / "tools" / "setup.sh").read_text()))
     assert mentioned - {"CAKEGEN_", "CAKEGEN_CACH_DIR"} == set(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("driver_version", "nvrtc_version", "named"),
+    [
+        ((13, 1), (13, 0), {"small-tensor-map": OK, "log-of-a-repeat": OK}),
+        ((13, 4), (12, 8), {"spills-of-12.9": PROBLEM}),
+        ((13, 4), (12, 9), {"log-of-a-repeat": OK, "spills-of-12.9": PROBLEM}),
+    ],
+)
+def test_known_faults_that_apply_here_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+    driver_version: tuple[int, int],
+    nvrtc_version: tuple[int, int],
+    named: dict[str, str],
+) -> None:
+    monkeypatch.setattr(machine.driver, "driver_version", lambda: driver_version)
+    monkeypatch.setattr(machine, "load_nvrtc", lambda: types.SimpleNamespace(version=nvrtc_version))
+    found = list(machine._known_faults(("sm_90a", "sm_100a")))
+    assert {finding.facts["name"]: finding.state for finding in found} == named
+    assert {finding.topic for finding in found} == {"known fault"}
+
+
+def test_no_known_fault_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.driver, "driver_version", lambda: (99, 0))
+    monkeypatch.setattr(machine, "load_nvrtc", lambda: types.SimpleNamespace(version=(12, 8)))
+    (found,) = machine._known_faults(("sm_100a",))
+    assert (found.state, found.text) == (OK, "none of 3 applies here")
