@@ -11,51 +11,13 @@ from pathlib import Path
 
 import pytest
 from compile_sources import HEADER, PLAIN, PLAIN_REQUEST, request_of
+from hostile_input import ASKERS, OTHERS, READERS
 
 from cakegen.compile import CompileRequest, compile_cubin, compile_ptx, load_nvrtc
 from cakegen.compile.permitted import check_request, own_log
 from cakegen.errors import CompileError
 
 SECRET = "TOPSECRET words"
-READERS = {
-    "include": '#include "{}"\n',
-    "angled": "#include <{}>\n",
-    "no blank": '#include"{}"\n',
-    "blanks": ' \t# \tinclude \t"{}"\n',
-    "form feed": '\f#include "{}"\n',
-    "vertical tab": '\v#include "{}"\n',
-    "digraph": '%:include "{}"\n',
-    "include_next": '#include_next "{}"\n',
-    "behind a comment": '/* a */ # /* b */ include /* c */ "{}"\n',
-    "behind a comment of two lines": '/* a\n b */ #include "{}"\n',
-    "comment of two lines within": '# /*\n*/ include "{}"\n',
-    "by a macro": '#define FILE "{}"\n#include FILE\n',
-    "joined lines": '#inc\\\nlude "{}"\n',
-    "joined lines of another system": '#inc\\\r\nlude "{}"\n',
-    "joined in front": '\\\n#include "{}"\n',
-    "joined digraph": '%\\\n:include "{}"\n',
-    "joined comment": '/\\\n* a *\\\n/ #include "{}"\n',
-    "behind what looks like a comment": '// \\ \n#include "{}"\n',
-    "behind a raw text": '#define R R"x(\n)x"\n/* " */ #include "{}"\n',
-    "after a comment's end in a text": 'extern "C" __device__ const char* a(); // "*/\n#include "{}"\n',
-}
-ASKERS = {
-    "has_include": '#if __has_include("{}")\n#error it is there\n#endif\n',
-    "has_include of the next": '#if __has_include_next("{}")\n#error it is there\n#endif\n',
-    "by another name": '#define A __has_include\n#if A("{}")\n#error it is there\n#endif\n',
-    "out of parts": '#define P(a, b) a##b\n#if P(__has_, include)("{}")\n#error it is there\n#endif\n',
-    "out of parts by digraph": '#define P(a, b) a%:%:b\n#if P(__has_, include)("{}")\n#error it is there\n#endif\n',
-    "joined lines": '#if __has_\\\ninclude("{}")\n#error it is there\n#endif\n',
-}
-OTHERS = {
-    "embed": '#embed "{}"\n',
-    "import": '#import "{}"\n',
-    "line": '#line 1 "{}"\nint broken = ;\n',
-    "line marker": '# 1 "{}" 1\nint broken = ;\n',
-    "universal name": '#\\u0069nclude "{}"\n',
-    "trigraph": '??=include "{}"\n',
-    "carriage return": 'int a;\r#include "{}"\n',
-}
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hostile_input import WAYS_OUT
 from markdown_it import MarkdownIt
 from review_trees import EXPORT, KERNEL, PREAMBLE, PREAMBLE_TEXT, SmallProgram, small_programs, write_small_tree
 
@@ -117,20 +118,6 @@ def test_markdown_table_cells_keep_their_bars(trees: Path) -> None:
     text = render_markdown(review_of(trees, [barred, second, norm], [replace(barred, stages=7), second, norm]))
     (row,) = (line for line in text.splitlines() if line.startswith("| changed"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
-
-
-WAYS_OUT = (
-    "front:a`b@sm_90a",
-    "front:a``b` @name",
-    "front:a\nb @name",
-    "![x](https://example.com/y)",
-    "[x](https://example.com) <img src=x>",
-    "front:a\\|b@name",
-    "front:a\r\u2028b\x1b[2J",
-    "front:\u202ea",
-    "front:\ud800",
-    " `",
-)
 
 
 def hostile_review(folder: Path, name: str) -> Review:

@@ -1,0 +1,72 @@
+"""Runs every situation of `tests/situations/` and counts: `python tests/try_situations.py [--write]`.
+
+Prints a line for each that fails, and the figures by kind; `--write` puts them into `docs/what-goes-wrong.md`. A new
+kind is a new file there; a new situation is a name and a function in its file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "what-goes-wrong.md"
+BEGIN, END = "<!-- figures: python tests/try_situations.py --write -->\n", "<!-- end of figures -->\n"
+Situation = Callable[[Path], None]
+
+
+def kinds() -> dict[str, dict[str, Situation]]:
+    """The situations of each file, by the file's name."""
+    files = sorted((ROOT / "tests" / "situations").glob("[!_]*.py"))
+    return {file.stem: importlib.import_module(f"situations.{file.stem}").situations() for file in files}
+
+
+def attempt(situation: Situation) -> str:
+    """What went wrong with a situation, in a line; empty where it was survived."""
+    import pytest
+
+    from cakegen.compile import cache
+
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("CAKEGEN_CACHE_DIR", str(Path(name) / "cache"))
+        patch.setattr(cache, "_memory", {})
+        patch.setattr(cache, "_warned", set())
+        try:
+            situation(Path(name))
+        except (Exception, pytest.fail.Exception) as error:
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
+
+
+def figures(counts: dict[str, tuple[int, int]]) -> Iterator[str]:
+    """The lines of the table: tried and survived, by kind and in all."""
+    yield "| kind | tried | survived |\n| --- | --- | --- |\n"
+    for kind, (tried, survived) in counts.items():
+        yield f"| {kind.replace('_', ' ')} | {tried} | {survived} |\n"
+    tried, survived = (sum(count[place] for count in counts.values()) for place in (0, 1))
+    yield f"| all | {tried} | {survived} |\n"
+
+
+def main() -> int:
+    """Try, print, and write where asked to; 1 where one failed."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    counts = {}
+    for kind, found in kinds().items():
+        faults = {name: fault for name, situation in found.items() if (fault := attempt(situation))}
+        counts[kind] = (len(found), len(found) - len(faults))
+        for name, fault in faults.items():
+            sys.stdout.write(f"FAILED {kind}: {name}: {fault}\n")
+    table = "".join(figures(counts))
+    sys.stdout.write(table)
+    if "--write" in sys.argv[1:]:
+        before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    return int(any(tried != survived for tried, survived in counts.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
