@@ -143,6 +143,13 @@ def check_file_name(where: str, name: object) -> None:
 
 
 def checked_digest(file: str, digest: object) -> str:
+    """A file's digest, which must be the 64 hex digits of a sha256.
+
+    Raises
+    ------
+    RegistryError
+        It is none.
+    """
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise RegistryError(f"FILES: {file!r} needs a sha256 of 64 hex digits; got {digest!r}")
     return digest

@@ -22,12 +22,16 @@ _PLAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 /(),.-]|_(?=[A-Za-z0-9]))*")
 # without backticks, backslashes and bars, which end a code span or a table's cell
 _KEY = re.compile(r"[A-Za-z0-9 _:;.,@+*=/()<>{}\[\]!?&%#$^~'\"-]*[A-Za-z0-9_:;.,@+*=/()<>{}\[\]!?&%#$^~'\"-]")
 
+# from what stays longest to what goes first
+_EDIT, _COST, _LISTING, _UNCHANGED = range(4)
+_LISTED_KEYS = 20
+
 DEFAULT_LIMIT = 60_000
 """Characters of a comment that hosts take (GitHub: 65536), less some room for what a bot writes around it."""
 
 
 def render_markdown(review: Review, limit: int = DEFAULT_LIMIT) -> str:
-    """All of a review; parts that would pass `limit` characters are left out, the longest first, and counted.
+    """All of a review; parts that would pass `limit` characters are left out and counted: listings before edits.
 
     Parameters
     ----------
@@ -41,24 +45,26 @@ def render_markdown(review: Review, limit: int = DEFAULT_LIMIT) -> str:
     blocks = [block for export in review.exports for block in _blocks(review, export)]
     note = "\n{} of {} parts are left out of {} characters; `cakegen diff --format html` shows them all.\n"
     used = len("\n".join(head)) + len(note) + 16
-    shortest = sorted(range(len(blocks)), key=lambda index: (len(blocks[index]), index))
+    order = sorted(range(len(blocks)), key=lambda index: (blocks[index][0], len(blocks[index][1]), index))
     kept: set[int] = set()
-    for index in shortest:
-        used += len(blocks[index]) + 2
-        if used > limit:
-            break
-        kept.add(index)
-    text = "\n".join([*head, *(f"\n{blocks[index]}" for index in sorted(kept)), ""])
+    for index in order:
+        size = len(blocks[index][1]) + 2
+        if used + size <= limit:
+            used += size
+            kept.add(index)
+    text = "\n".join([*head, *(f"\n{blocks[index][1]}" for index in sorted(kept)), ""])
     left_out = len(blocks) - len(kept)
     return text + note.format(left_out, len(blocks), limit) if left_out else text
 
 
-def _blocks(review: Review, export: ExportReview) -> Iterator[str]:
-    """The parts of one export, in reading order; each stands alone."""
+def _blocks(review: Review, export: ExportReview) -> Iterator[tuple[int, str]]:
+    """The parts of one export, in reading order, each with its rank; each stands alone.
+
+    Where not all fit, what was edited stays longest, and what follows from it goes first.
+    """
     if export.model:
-        yield _folded(
-            f"{_word(export.export)}: model", _table(("field", "before", "after"), _field_rows(export.model)), True
-        )
+        table = _table(("field", "before", "after"), _field_rows(export.model))
+        yield _EDIT, _folded(f"{_word(export.export)}: model", table, True)
     touched = touched_keys(export)
     if touched:
         listed, folded = split_touched(export)
@@ -68,25 +74,27 @@ def _blocks(review: Review, export: ExportReview) -> Iterator[str]:
         if folded:
             rows.append(("changed", f"{len(folded)} more keys", "a preamble alone; named below its difference", ""))
         title = f"{_word(export.export)}: {counted(len(touched), 'key')}"
-        yield _folded(title, _table(("", "key", "differs in", "decisions"), rows), len(rows) <= 20)
+        yield _LISTING, _folded(title, _table(("", "key", "differs in", "decisions"), rows), len(rows) <= 20)
     costs = list(cost_rows(differing_costs(review.costs_of(export))))
     if costs:
         table = _table(COST_COLUMNS, [(_word(row[0]), *map(_plain, row[1:-1]), _code(row[-1])) for row in costs])
-        yield _folded(f"{_word(export.export)}: compiled to other code", table, len(costs) <= 20)
+        yield _COST, _folded(f"{_word(export.export)}: compiled to other code", table, len(costs) <= 20)
     failures = [cost.failure for cost in review.costs_of(export) if cost.failure]
     if failures:
-        yield _folded(f"{_word(export.export)}: {len(failures)} do not compile", _fenced("\n".join(failures), ""), True)
+        title = f"{_word(export.export)}: {len(failures)} do not compile"
+        yield _COST, _folded(title, _fenced("\n".join(failures), ""), True)
     for change in export.texts:
-        yield _difference(export, change)
+        yield _EDIT, _difference(export, change)
     unchanged = [entry.key for entry in export.keys if entry.status == UNCHANGED]
     if unchanged and touched:
-        yield _folded(
-            f"{_word(export.export)}: {len(unchanged)} unchanged", "\n".join(f"* {_code(key)}" for key in unchanged)
-        )
+        listing = "\n".join(f"* {_code(key)}" for key in unchanged)
+        yield _UNCHANGED, _folded(f"{_word(export.export)}: {len(unchanged)} unchanged", listing)
 
 
 def _difference(export: ExportReview, change: TextChange) -> str:
-    keys = "\n".join(f"* {_code(key)}" for key in change.keys)
+    keys = "\n".join(f"* {_code(key)}" for key in change.keys[:_LISTED_KEYS])
+    if len(change.keys) > _LISTED_KEYS:
+        keys += f"\n* and {len(change.keys) - _LISTED_KEYS} more"
     body = f"{_fenced(chr(10).join(change.unified()), 'diff')}\n\n{keys}"
     return _folded(f"{_word(export.export)}: {_word(change.title)} ({counted(len(change.keys), 'key')})", body)
 

@@ -179,6 +179,20 @@ def test_markdown_keeps_its_limit_and_counts_what_it_leaves_out(review: Review, 
     assert (left_out > 0) == (len(whole) > limit)
 
 
+def test_markdown_leaves_out_listings_before_the_edit(trees: Path) -> None:
+    """One line of a preamble that 400 keys include: what was edited is the last thing to go."""
+    (first, *_) = small_programs()
+    programs = [replace(first, key=f"front:g{number}_r4@sm_90a", salt=str(number)) for number in range(400)]
+    write_small_tree(trees, programs)
+    old = read_trees(trees)[EXPORT]
+    write_small_tree(trees, programs[1:], preamble=PREAMBLE_TEXT.replace("2.0f", "2.5f"))
+    compared = compare_trees(old, read_trees(trees)[EXPORT])
+    text = render_markdown(Review("HEAD (1234567)", (compared,), None), 4000)
+    assert "return v * 2.5f;" in text
+    assert "* and 379 more" in text
+    assert len(text) <= 4000
+
+
 class _Page(HTMLParser):
     """Collects tags and refuses unbalanced ones."""
 
