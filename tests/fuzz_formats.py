@@ -11,10 +11,12 @@ import json
 import random
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ from compile_sources import PLAIN_REQUEST
 
 from cakegen import paths
 from cakegen.cli.emulate_files import BAD_INPUT, FileRequest, run_files
-from cakegen.compile import compile_cubin
+from cakegen.compile import compile_cubin, load_nvrtc
+from cakegen.compile.bundle import MANIFEST_FILE, open_bundle, write_bundle
 from cakegen.compile.entry import program_of, write_entry
+from cakegen.compile.program import compiler_version
 from cakegen.emulator import Options
 from cakegen.emulator.launches.arrays import read_array
 from cakegen.errors import CakeError
@@ -168,32 +172,46 @@ def _read_npy(text: bytes, folder: Path) -> str:
     return _ours(lambda: read_array("x", "f32", folder / "x.npy"))
 
 
-def _read_export(text: bytes, folder: Path) -> str:
-    (folder / "export.toml").write_bytes(text)
+def _read_toml(text: bytes, folder: Path, name: str) -> str:
+    """One of the small model's three files; the others are whole."""
+    for file in EXPORT.glob("*.toml"):
+        (folder / file.name).write_bytes(text if file.name == name else file.read_bytes())
     return _ours(lambda: parse_export(folder / "export.toml"))
 
 
 def _read_entry(text: bytes, folder: Path) -> str:
     (folder / "x.cubin").write_bytes(text)
-    return _ours(lambda: program_of(folder / "x.cubin", PLAIN_REQUEST))
+    return _ours(lambda: program_of(folder / "x.cubin", PLAIN_REQUEST, compiler_version(load_nvrtc())))
+
+
+def _read_manifest(text: bytes, folder: Path) -> str:
+    (folder / MANIFEST_FILE).write_bytes(text)
+    return _ours(lambda: open_bundle(folder))
 
 
 def _whole_entry() -> bytes:
-    file = CORPUS / ".entry"
-    write_entry(file, compile_cubin(PLAIN_REQUEST))
-    raw = file.read_bytes()
-    file.unlink()
-    return raw
+    with tempfile.TemporaryDirectory() as folder:
+        write_entry(Path(folder, "x.cubin"), compile_cubin(PLAIN_REQUEST), PLAIN_REQUEST)
+        return Path(folder, "x.cubin").read_bytes()
 
 
+def _whole_manifest() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        write_bundle(Path(folder, "b"), "small", [(PLAIN_REQUEST, compile_cubin(PLAIN_REQUEST), ["a"])])
+        return Path(folder, "b", MANIFEST_FILE).read_bytes()
+
+
+EXPORT = paths.exports_root() / "tiny_latent_moe"
 FORMATS: dict[str, Format] = {
     "ptx": Format(
         [(EXAMPLES / "tile.ptx").read_bytes(), *(file.read_bytes() for file in sorted(CORPUS.glob("*.ptx")))], _read_ptx
     ),
     "launch": Format([(EXAMPLES / "tile.json").read_bytes(), (CORPUS / "many.json").read_bytes()], _read_launch),
     "npy": Format([file.read_bytes() for file in sorted(EXAMPLES.glob("*.npy"))], _read_npy),
-    "export": Format([(paths.exports_root() / "tiny_latent_moe" / "export.toml").read_bytes()], _read_export),
+    "export": Format([(EXPORT / "export.toml").read_bytes()], partial(_read_toml, name="export.toml")),
+    "rules": Format([(EXPORT / "hopper.toml").read_bytes()], partial(_read_toml, name="hopper.toml")),
     "cache entry": Format([_whole_entry()], _read_entry),
+    "manifest": Format([_whole_manifest()], _read_manifest),
 }
 
 
