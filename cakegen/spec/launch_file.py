@@ -23,7 +23,7 @@ Extent = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Triple = Annotated[tuple[Extent, ...], Field(min_length=1, max_length=3)]
 _MOST_THREADS, _MOST_CLUSTER = 1024, 16
 MOST_FILE_BYTES = 1 << 24
-MOST_BUFFER_BYTES = 1 << 30
+MOST_BUFFER_BYTES = 1 << 28
 """Of all buffers together: the emulator keeps a few bytes beside each."""
 _ELEMENT_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "e4m3": 1, "e5m2": 1}
 _ELEMENT_BYTES |= {f"{kind}{8 * size}": size for kind in "iu" for size in (1, 2, 4, 8)}

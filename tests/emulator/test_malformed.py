@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from cakegen.cli.emulate_files import BAD_INPUT, FAULT, GIVEN_UP, NOT_MODELLED
 from cakegen.cli.main import main
-from cakegen.emulator.launches.arrays import HostBuffer, read_array, scalar_bytes
+from cakegen.emulator.launches.arrays import HostBuffer, fill_array, read_array, scalar_bytes
 from cakegen.emulator.launches.launch import Options, program_of
 from cakegen.emulator.launches.sequence import BufferArgument, KernelLaunch, run_sequence
 from cakegen.emulator.machine.machine import MOST_POLLS
@@ -298,7 +298,7 @@ def test_buffers_of_absurd_size_are_refused_before_they_are_made(tmp_path: Path)
     launches = '[{"grid": [1], "block": [1]}]'
     (tmp_path / "k.json").write_text(f'{{"version": 1, "buffers": {buffers}, "launches": {launches}}}')
     with pytest.raises(
-        SpecError, match=r"k\.json: buffers: \d+ bytes together, o alone \d+; at most 1073741824 are made"
+        SpecError, match=r"k\.json: buffers: \d+ bytes together, o alone \d+; at most 268435456 are made"
     ):
         parse_launch_file(tmp_path / "k.json")
 
@@ -350,3 +350,11 @@ def test_whole_array_is_read_in_its_order(make: Callable[..., Any], tmp_path: Pa
     found = read_array("x", "f32", tmp_path / "x.npy")
     assert (found == values).all()
     assert found.flags.c_contiguous
+
+
+def test_parts_of_a_fill_are_those_of_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {fill: fill_array("f32", (7, 3), fill, "x") for fill in ("index", "normal")}
+    monkeypatch.setattr("cakegen.emulator.launches.arrays._PART_ELEMS", 4)
+    for fill, values in whole.items():
+        assert (fill_array("f32", (7, 3), fill, "x") == values).all()
+    assert (whole["index"].ravel() == np.arange(21)).all()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -42,6 +42,7 @@ ELEMENTS: dict[str, str] = {
 # All bits set: NaN in every float type, -1 in every signed one.
 POISON_BYTE = 0xFF
 _ALIGN_BYTES = 256
+_PART_ELEMS = 1 << 20
 _MOST_HEADER_BYTES = 10000
 # what a damaged header makes of numpy's reader, which parses it as Python
 _DAMAGED = (
@@ -129,18 +130,22 @@ def fill_array(element: str, shape: Sequence[int], fill: str | float, name: str 
     if fill == "poison":
         return np.full((*shape, dtype.itemsize), POISON_BYTE, np.uint8).view(dtype)[..., 0]
     if fill in ("index", "normal"):
-        values = _values(element, int(np.prod(shape)), fill == "normal", name)
-        stored = bf16_single(values.astype(np.float32)) if element == "bf16" else values.astype(dtype)
+        stored = np.empty(math.prod(shape), dtype)
+        for first, values in _values(element, stored.size, fill == "normal", name):
+            part = bf16_single(values.astype(np.float32)) if element == "bf16" else values.astype(dtype)
+            stored[first : first + values.size] = part
         return stored.reshape(shape)
     return np.full(shape, np.frombuffer(scalar_bytes(element, float(fill)), dtype)[0])
 
 
-def _values(element: str, count: int, normal: bool, name: str) -> Array:
-    if not normal:
-        return np.arange(count)
-    if ELEMENTS[element][0] != "f" and element != "bf16":
+def _values(element: str, count: int, normal: bool, name: str) -> Iterator[tuple[int, Array]]:
+    """(number of the first, values) in parts: 8 bytes each are many for elements of one."""
+    if normal and ELEMENTS[element][0] != "f" and element != "bf16":
         raise LaunchError(f"buffer {name}: fill 'normal' is for bf16, f16, f32 and f64; its elements are {element}")
-    return np.random.default_rng(list(name.encode())).standard_normal(count)
+    source = np.random.default_rng(list(name.encode()))
+    for first in range(0, count, _PART_ELEMS):
+        end = min(first + _PART_ELEMS, count)
+        yield first, source.standard_normal(end - first) if normal else np.arange(first, end)
 
 
 def read_array(name: str, element: str, file: Path) -> Array:
