@@ -40,6 +40,14 @@ class EmulationError(CakeError):
     """The emulator met a fault or an instruction it does not model."""
 
 
+class PtxError(EmulationError):
+    """A PTX text that no assembler takes; the message holds the line."""
+
+
+class LimitError(EmulationError):
+    """An emulation was given up at the limit of time that its caller set: neither clean nor at fault."""
+
+
 class BenchError(CakeError):
     """A measurement can't be made, or a file of results can't be read."""
 

@@ -72,6 +72,18 @@ _NOT_BOTH = "KEY says what to run; leave out --stage, --tp and --tokens"
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw the first cluster's pipeline of the last seed (.svg, .png); needs matplotlib.",
 )
+@click.option(
+    "--limit-instructions",
+    default=2_000_000_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Warp-instructions of a launch after which it counts as one that never ends: a fault.",
+)
+@click.option(
+    "--limit-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Wall time of a run after which it is given up, without a verdict.  [default: none]",
+)
 @click.option("--ptx", type=_FILE, help="A PTX file whose kernels --launch runs; not with KEY.")
 @click.option("--cuda", type=_FILE, help="The same of a CUDA file, compiled by NVRTC first.")
 @click.option("--launch", type=_FILE, help="JSON: buffers, launches, arguments (docs/emulate-launch.md).")
@@ -99,6 +111,8 @@ def emulate_command(
     trace_file: Path | None,
     timeline_file: Path | None,
     no_checks: bool,
+    limit_instructions: int,
+    limit_seconds: float | None,
     **files: Any,
 ) -> None:
     """Run the programs of a request, or one that launches KEY, under a hostile schedule, without a GPU.
@@ -107,7 +121,8 @@ def emulate_command(
     change that left the values alone. A fault of a program is an error with its place.
 
     With --ptx or --cuda, and --launch: anybody's kernels. The exit status is then 0 for a clean run, 1 for a fault, 2
-    for wrong input, 3 for something that is not modelled, 4 for values other than the expected ones.
+    for wrong input, 3 for something that is not modelled, 4 for values other than the expected ones, 5 where
+    --limit-seconds came first.
     """
     from cakegen.cli.emulate_files import FileRequest, run_files
     from cakegen.emulator import Options
@@ -117,7 +132,16 @@ def emulate_command(
     if schedule != "random":
         refuse_ignored("is of --schedule random; the others have no seeds", "seed", "count")
     seeds = range(seed, seed + (count if schedule == "random" else 1))
-    options = Options(schedule, 0, arithmetic, not no_checks, tensor_order=tensor_order, scopes=scopes)
+    options = Options(
+        schedule,
+        0,
+        arithmetic,
+        not no_checks,
+        instruction_limit=limit_instructions,
+        seconds_limit=limit_seconds,
+        tensor_order=tensor_order,
+        scopes=scopes,
+    )
     schedules = [replace(options, seed=each) for each in seeds]
     if any(files[name] for name in ("ptx", "cuda", "launch")):
         if (key, stage, tp, tokens, trace_file, timeline_file) != (None,) * 6:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from cakegen.emulator.text.translate import Program
     from cakegen.spec.launch_file import BufferSection, LaunchFile
 
-CLEAN, FAULT, BAD_INPUT, NOT_MODELLED, MISMATCH = range(5)
+CLEAN, FAULT, BAD_INPUT, NOT_MODELLED, MISMATCH, GIVEN_UP = range(6)
 """Exit statuses; 2 is click's for a wrong command line, too."""
 
+MOST_TEXT_BYTES = 1 << 26
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 
 
@@ -56,7 +57,7 @@ class FileRequest:
 
 def run_files(request: FileRequest, schedules: Sequence[Options]) -> int:
     """Run a launch file's launches under some schedules; prints a verdict for each, and returns the exit status."""
-    from cakegen.errors import CompileError, EmulationError, LaunchError, SpecError
+    from cakegen.errors import CompileError, EmulationError, LaunchError, LimitError, PtxError, SpecError
     from cakegen.spec.launch_file import parse_launch_file
 
     if request.launch is None or (request.ptx is None) == (request.cuda is None):
@@ -65,9 +66,15 @@ def run_files(request: FileRequest, schedules: Sequence[Options]) -> int:
         launches = parse_launch_file(request.launch)
         entries = sorted({each.entry or request.entry or "" for each in launches.launches})
         return _run_schedules(request, launches, request.launch.parent, load_programs(request, entries), schedules)
+    except PtxError as error:
+        click.echo(f"cakegen: {request.source}: {error}", err=True)
+        return BAD_INPUT
     except (CompileError, LaunchError, SpecError, OSError) as error:
         click.echo(f"cakegen: {error}", err=True)
         return BAD_INPUT
+    except LimitError as error:
+        click.echo(f"cakegen: {error}", err=True)
+        return GIVEN_UP
     except EmulationError as error:
         click.echo(f"cakegen: {error}", err=True)
         return NOT_MODELLED
@@ -99,6 +106,9 @@ def load_text(request: FileRequest, entries: Sequence[str]) -> str:
     """
     from cakegen.errors import SpecError
 
+    size = request.source.stat().st_size
+    if size > MOST_TEXT_BYTES:
+        raise SpecError(f"{request.source}: {size} bytes; a PTX or a CUDA file of at most {MOST_TEXT_BYTES} is read")
     try:
         text = request.source.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -8,6 +8,8 @@ from typing import Any
 
 from cakegen.errors import SpecError
 
+MOST_FILE_BYTES = 1 << 20
+
 
 def read_toml(file: Path, what: str) -> dict[str, Any]:
     """The tables of a file.
@@ -20,14 +22,19 @@ def read_toml(file: Path, what: str) -> dict[str, Any]:
     Raises
     ------
     SpecError
-        It is missing or not TOML.
+        It is missing, larger than any such file, or not TOML: also where a number has more digits, or a value more
+        depth, than Python reads.
     """
+    where = f"{file.parent.name}/{file.name}"
     try:
+        size = file.stat().st_size
+        if size > MOST_FILE_BYTES:
+            raise SpecError(f"{where}: {size} bytes; a file of at most {MOST_FILE_BYTES} is read")
         return tomllib.loads(file.read_bytes().decode("utf-8"))
     except OSError as error:
         raise SpecError(f"{file}: {error.strerror}; {what}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{file.parent.name}/{file.name}: not a TOML file: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{where}: not a TOML file: {error}") from None
 
 
 def frozen(value: Any) -> Any:

@@ -6,6 +6,7 @@ launch itself finds.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,11 @@ Count = Annotated[int, Field(ge=0, le=2**40)]
 Extent = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Triple = Annotated[tuple[Extent, ...], Field(min_length=1, max_length=3)]
 _MOST_THREADS, _MOST_CLUSTER = 1024, 16
+MOST_FILE_BYTES = 1 << 24
+MOST_BUFFER_BYTES = 1 << 28
+"""Of all buffers together: the emulator keeps a few bytes beside each."""
+_ELEMENT_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "e4m3": 1, "e5m2": 1}
+_ELEMENT_BYTES |= {f"{kind}{8 * size}": size for kind in "iu" for size in (1, 2, 4, 8)}
 
 
 class Record(BaseModel):
@@ -120,6 +126,9 @@ def parse_launch_file(path: Path) -> LaunchFile:
         One line a fault: the field, what was received, what is needed.
     """
     try:
+        size = path.stat().st_size
+        if size > MOST_FILE_BYTES:
+            raise SpecError(f"{path}: {size} bytes; a launch file of at most {MOST_FILE_BYTES} is read")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: {getattr(error, 'strerror', None) or error}; give a JSON file of launches") from None
@@ -146,6 +155,15 @@ def _explain(entry: Any) -> str:
 
 def _buffer_faults(launches: LaunchFile) -> list[str]:
     faults = []
+    sizes = {
+        name: math.prod(buffer.shape or ()) * _ELEMENT_BYTES[buffer.element]
+        for name, buffer in launches.buffers.items()
+        if buffer.shape is not None
+    }
+    if sum(sizes.values()) > MOST_BUFFER_BYTES:
+        largest, total = max(sizes, key=lambda name: sizes[name]), sum(sizes.values())
+        shown = f"{total} bytes together, {largest} alone {sizes[largest]}"
+        faults.append(f"buffers: {shown}; at most {MOST_BUFFER_BYTES} are made")
     for name, buffer in launches.buffers.items():
         where = f"buffers.{name}"
         if (buffer.file is None) == (buffer.shape is None):

@@ -123,7 +123,7 @@ def test_bytes_between_token_major_partials_are_in_no_tensor(planted: Planted) -
     request = validate_tail(registry.model, **operands, tp=TP, rank=RANK)
     facts = DeviceFacts.nominal("sm_90a", 132)
     plan = plan_route(registry.model, stage="tail", tp=TP, tokens=3, partials=2, device=facts)
-    load = planted("operands.routed_partial_stride);", "operands.routed_partial_stride - 8);")
+    load = planted("norm.routed_partial_stride);", "norm.routed_partial_stride - 8);")
     with pytest.raises(Fault, match=r"^out-of-bounds: read of 16 bytes .* in no tensor; it is byte \d+ of routed"):
         emulate_plan(registry, request, plan, load=load)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from models import hopper, kimi_k3_model
 
 from cakegen import paths
 from cakegen.arch import ARCHITECTURES
+from cakegen.errors import SpecError
 from cakegen.registry import load_registry
 from cakegen.rules import BlackwellRules, HopperRules
 from cakegen.spec import parse_export
@@ -57,3 +59,17 @@ def test_sm_counts_default_to_known_parts() -> None:
     target = model.target("sm_100a")
     assert target is not None
     assert target.sm_counts == tuple(sorted({part.sm_count for part in ARCHITECTURES["sm_100a"].parts}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"name = {'9' * 5000}", "not a TOML file: Exceeds the limit"),
+        (f"name = {'[' * 5000}", "not a TOML file: maximum recursion depth exceeded"),
+        ("name = 'a'" + "\n" * (1 << 20), "1048586 bytes; a file of at most 1048576 is read"),
+    ],
+)
+def test_file_of_absurd_digits_depth_or_size_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "export.toml").write_text(text)
+    with pytest.raises(SpecError, match=f"^{tmp_path.name}/export.toml: {message}"):
+        parse_export(tmp_path / "export.toml")

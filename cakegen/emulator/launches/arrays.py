@@ -5,10 +5,12 @@ numpy has no bf16 and no 8-bit floats: they are kept as their bits, and the elem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import tokenize
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,13 @@ ELEMENTS: dict[str, str] = {
 # All bits set: NaN in every float type, -1 in every signed one.
 POISON_BYTE = 0xFF
 _ALIGN_BYTES = 256
+_PART_ELEMS = 1 << 20
+_MOST_HEADER_BYTES = 10000
+# what a damaged header makes of numpy's reader, which parses it as Python
+_DAMAGED = (
+    *(ArithmeticError, EOFError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError),
+    tokenize.TokenError,
+)
 
 
 @dataclass(eq=False)
@@ -82,16 +91,26 @@ def scalar_bytes(element: str, value: float) -> bytes:
         The type can't hold the value.
     """
     kind = ELEMENTS[element]
-    if element == "bf16":
-        return np.asarray(bf16_single(np.array([value], np.float32))).tobytes()
-    if element in ("e4m3", "e5m2"):
-        kind = "u1"
+    if kind[0] == "f" or element == "bf16":
+        return _float_bytes(element, value)
     if kind[0] != "f":
         limits = np.iinfo(kind)
         if (isinstance(value, float) and not value.is_integer()) or not limits.min <= value <= limits.max:
             raise LaunchError(f"a scalar of type {element} must be a whole number {limits.min} … {limits.max}; {value}")
         value = int(value)
     return np.array([value], kind).tobytes()
+
+
+def _float_bytes(element: str, value: float) -> bytes:
+    try:
+        with np.errstate(over="ignore"):
+            stored = np.array([value], "f4" if element == "bf16" else ELEMENTS[element])
+            lost = math.isfinite(value) and not np.isfinite(stored[0])
+    except OverflowError:
+        lost = True
+    if lost:
+        raise LaunchError(f"a scalar of type {element} must be within its range; {str(value)[:40]} is not")
+    return np.asarray(bf16_single(stored)).tobytes() if element == "bf16" else stored.tobytes()
 
 
 def fill_array(element: str, shape: Sequence[int], fill: str | float, name: str = "") -> Array:
@@ -111,18 +130,22 @@ def fill_array(element: str, shape: Sequence[int], fill: str | float, name: str 
     if fill == "poison":
         return np.full((*shape, dtype.itemsize), POISON_BYTE, np.uint8).view(dtype)[..., 0]
     if fill in ("index", "normal"):
-        values = _values(element, int(np.prod(shape)), fill == "normal", name)
-        stored = bf16_single(values.astype(np.float32)) if element == "bf16" else values.astype(dtype)
+        stored = np.empty(math.prod(shape), dtype)
+        for first, values in _values(element, stored.size, fill == "normal", name):
+            part = bf16_single(values.astype(np.float32)) if element == "bf16" else values.astype(dtype)
+            stored[first : first + values.size] = part
         return stored.reshape(shape)
     return np.full(shape, np.frombuffer(scalar_bytes(element, float(fill)), dtype)[0])
 
 
-def _values(element: str, count: int, normal: bool, name: str) -> Array:
-    if not normal:
-        return np.arange(count)
-    if ELEMENTS[element][0] != "f" and element != "bf16":
+def _values(element: str, count: int, normal: bool, name: str) -> Iterator[tuple[int, Array]]:
+    """(number of the first, values) in parts: 8 bytes each are many for elements of one."""
+    if normal and ELEMENTS[element][0] != "f" and element != "bf16":
         raise LaunchError(f"buffer {name}: fill 'normal' is for bf16, f16, f32 and f64; its elements are {element}")
-    return np.random.default_rng(list(name.encode())).standard_normal(count)
+    source = np.random.default_rng(list(name.encode()))
+    for first in range(0, count, _PART_ELEMS):
+        end = min(first + _PART_ELEMS, count)
+        yield first, source.standard_normal(end - first) if normal else np.arange(first, end)
 
 
 def read_array(name: str, element: str, file: Path) -> Array:
@@ -133,15 +156,37 @@ def read_array(name: str, element: str, file: Path) -> Array:
     LaunchError
         It can't be read, or holds elements of another type.
     """
-    try:
-        array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"buffer {name}: {file}: {getattr(error, 'strerror', None) or error}") from None
     dtype = np.dtype(ELEMENTS[element])
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or not array.size:
-        held = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "no array"
-        raise LaunchError(f"buffer {name}: {file} holds {held}; elements of type {element} are kept as {dtype}")
-    return np.ascontiguousarray(array)
+    try:
+        with file.open("rb") as stream:
+            shape, order, held = _read_header(stream)
+            size = math.prod(shape)
+            if held == dtype and size:
+                left = file.stat().st_size - stream.tell()
+                if size * dtype.itemsize != left:
+                    raise ValueError(f"its header says {list(shape)} of {held}, and {left} bytes follow")
+                values = np.fromfile(stream, dtype, size)
+    except OSError as error:
+        raise LaunchError(f"buffer {name}: {file}: {error.strerror or error}") from None
+    except _DAMAGED as error:
+        raise LaunchError(f"buffer {name}: {file} is no whole .npy file: {str(error)[:200]}") from None
+    if held != dtype or not size:
+        raise LaunchError(
+            f"buffer {name}: {file} holds {held} {list(shape)}; elements of type {element} are kept as {dtype}"
+        )
+    return np.ascontiguousarray(values.reshape(shape, order=order))
+
+
+def _read_header(stream: BinaryIO) -> tuple[tuple[int, ...], Literal["C", "F"], Any]:
+    """Shape, order and type of a `.npy` file; the stream then stands at its values (NumPy, NEP 1)."""
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"its format is {version}; (1, 0) and (2, 0) are read")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream, max_header_size=_MOST_HEADER_BYTES)
+    if any(extent < 0 for extent in shape) or len(shape) > 32:
+        raise ValueError(f"its header says {list(shape)}")
+    return shape, "F" if fortran else "C", dtype
 
 
 def compare_arrays(name: str, element: str, got: Array, wanted: Array, atol: float, rtol: float) -> str | None:

@@ -46,7 +46,8 @@ class Options:
     """How to run: the adversary's schedule and seed, and the tensor core's arithmetic (`hopper` or `wide`).
 
     `checks` says whether the order of accesses is checked (races, proxies). A launch that still runs after
-    `instruction_limit` warp-instructions counts as one that never ends. `machine` makes the machine of a launch:
+    `instruction_limit` warp-instructions counts as one that never ends; a run that takes longer than `seconds_limit`
+    is given up, which is no verdict. `machine` makes the machine of a launch:
     `Machine`, or one that also looks on. `tensor_order`: tcgen05 instructions are ordered only where the ISA says so
     (`strict`), or as programs widely assume (`practice`). `scopes`: a write comes behind a read by any arrival and wait
     (`practice`), or by scopes that hold both threads (`strict`).
@@ -57,6 +58,7 @@ class Options:
     arithmetic: str = "hopper"
     checks: bool = True
     instruction_limit: int = 2_000_000_000
+    seconds_limit: float | None = None
     machine: Callable[..., Machine] = Machine
     tensor_order: str = "strict"
     scopes: str = "practice"
@@ -164,7 +166,7 @@ def emulate_calls(
         for launch in plan.launches:
             program = (load or load_program)(registry, launch.key, plan.device.arch)
             queue.append(context.queue(launch, program, overlap))
-    stream = Stream(queue, buffers, Adversary(options.schedule, options.seed))
+    stream = Stream(queue, buffers, Adversary(options.schedule, options.seed), options.seconds_limit)
     stream.run()
     _check_outputs(buffers)
     scratch.check()

@@ -94,7 +94,8 @@ def run_sequence(
     queue = [
         _queued(number, launch, programs[launch.entry], allocations, options) for number, launch in enumerate(launches)
     ]
-    stream = Stream(queue, list(allocations.values()), Adversary(options.schedule, options.seed))
+    adversary = Adversary(options.schedule, options.seed)
+    stream = Stream(queue, list(allocations.values()), adversary, options.seconds_limit)
     stream.run()
     for allocation in allocations.values():
         if allocation.output and (missing := allocation.unwritten_bytes()):

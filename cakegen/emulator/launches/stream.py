@@ -17,7 +17,7 @@ from cakegen.emulator.machine.adversary import Adversary
 from cakegen.emulator.machine.machine import Machine
 from cakegen.emulator.machine.memory import Buffer, GlobalMemory
 from cakegen.emulator.order.overlap import MOST_OVERLAPPING, LaunchAccesses, Overlap
-from cakegen.errors import EmulationError
+from cakegen.errors import EmulationError, LimitError
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,25 @@ class Stream:
         The allocations that all launches share.
     adversary
         Chooses among launches; each launch has one of its own for all else.
+    seconds_limit
+        Wall time after which the run is given up; None: never.
     """
 
     queue: Sequence[QueuedLaunch]
     buffers: list[Buffer]
     adversary: Adversary
+    seconds_limit: float | None = None
     machines: list[Machine] = field(init=False, default_factory=list)
     seconds: list[float] = field(init=False)
     _running: list[_Started] = field(init=False, default_factory=list)
     _overlap: Overlap = field(init=False, default_factory=Overlap)
     _style: str = field(init=False)
+    _deadline: float | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.seconds = [0.0] * len(self.queue)
         self._style = self.adversary.overlap_style()
+        self._deadline = None if self.seconds_limit is None else time.perf_counter() + self.seconds_limit
 
     def run(self) -> None:
         """Run all launches to their completion.
@@ -98,6 +103,8 @@ class Stream:
             A program did something undefined or can't go on, or two launches touch one byte and nothing orders them.
         EmulationError
             A program uses something that is not modelled.
+        LimitError
+            It took longer than `seconds_limit`.
         """
         with np.errstate(all="ignore"):
             while self._running or len(self.machines) < len(self.queue):
@@ -142,6 +149,9 @@ class Stream:
         ended = [each for each in self._running if each.machine.ended]
         events = [*ended, *ready] if self._style == "even" else ready or ended
         if not events:
+            polls = [each.machine.poll_again() for each in self._running]
+            if any(polls):
+                return
             raise reports.deadlock([each.machine for each in self._running])
         chosen = events[0]
         if len(self._running) > 1:
@@ -155,12 +165,17 @@ class Stream:
 
     def _step(self, chosen: _Started) -> None:
         start = time.perf_counter()
+        if self._deadline is not None and start > self._deadline:
+            raise LimitError(
+                f"given up after {self.seconds_limit:g} s (--limit-seconds), neither clean nor at fault; "
+                f"{sum(each.instructions_run for each in self.machines)} warp-instructions ran{self._place(chosen)}"
+            )
         try:
             chosen.machine.step()
         except Fault as fault:
             raise self._explain(fault, chosen) from None
         except EmulationError as error:
-            raise EmulationError(f"{error}{self._place(chosen)}") from None
+            raise type(error)(f"{error}{self._place(chosen)}") from None
         self.seconds[chosen.position] += time.perf_counter() - start
 
     def _complete(self, chosen: _Started) -> None:

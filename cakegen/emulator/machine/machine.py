@@ -17,8 +17,9 @@ from cakegen.emulator.machine.residency import LaunchShape, Prerequisite, Reside
 from cakegen.emulator.machine.warp import Strand, Warp
 from cakegen.emulator.order.access_order import AccessOrder
 from cakegen.emulator.text.expressions import BANK_TYPES
-from cakegen.emulator.text.ptx import Immediate, Kernel, Register
-from cakegen.emulator.text.translate import EXIT, Program
+from cakegen.emulator.text.ptx import MALFORMED, Immediate, Kernel, Register, malformed
+from cakegen.emulator.text.reach import EXIT
+from cakegen.emulator.text.translate import Program
 from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.product_chains import MultiplyAdd
 from cakegen.emulator.units.tcgen05.issue import TensorUnit
@@ -31,6 +32,8 @@ from cakegen.errors import EmulationError
 Array = NDArray[Any]
 
 _BLOCKS_A_TURN = 4096
+# How often strands that poll look again where nothing else can happen: a loop that gives up sooner does so.
+MOST_POLLS = 512
 _NS_A_READ = 8
 MAP_BYTES = 128
 
@@ -87,6 +90,7 @@ class Machine:
         self.ready: ReadyWarps[Warp] = ReadyWarps()
         self.pending: list[Pending] = []
         self.watched: dict[int, list[Strand]] = {}
+        self._polls_left = MOST_POLLS
         self.elect_salt = self.adversary.elect_salt()
         self.tiles = TileTable()
         self.tensor = TensorUnit(self.strict_tensor_order)
@@ -221,6 +225,7 @@ class Machine:
         """Global words were written: wake who polls them."""
         for address in {int(address) & ~7 for address in addresses} & set(self.watched):
             self.wake(self.watched.pop(address))
+            self._polls_left = MOST_POLLS
 
     def make_ready(self, warp: Warp) -> None:
         """Queue a warp, unless it is."""
@@ -242,7 +247,7 @@ class Machine:
         """
         with np.errstate(all="ignore"):
             while not self.ended:
-                if not self.can_step():
+                if not self.can_step() and not self.poll_again():
                     raise reports.deadlock([self])
                 self.step()
 
@@ -255,6 +260,20 @@ class Machine:
         """Whether a warp can go on, or something that was issued can happen."""
         self.residency.fill()
         return bool(self.ready or self.pending)
+
+    def poll_again(self) -> bool:
+        """Let strands that wait for the change of a word look once more: a loop may count its polls, and give up.
+
+        For a stream in which nothing can happen. False: nobody polls, or they have looked `MOST_POLLS` times since
+        such a word was written.
+        """
+        if not self.watched or not self._polls_left:
+            return False
+        self._polls_left -= 1
+        for waiters in list(self.watched.values()):
+            self.wake(waiters)
+        self.watched.clear()
+        return True
 
     def step(self) -> None:
         """Let the adversary choose one warp, or one operation that was issued; it must be there (`can_step`).
@@ -304,7 +323,7 @@ class Machine:
             self.instructions_run += block.count
             try:
                 result = block.run(warp, warp.registers, strand.mask) if divergent else block.run(warp, warp.registers)
-            except (Fault, EmulationError) as error:
+            except (Fault, EmulationError, *MALFORMED) as error:
                 index = block.lines[reports.line_in_block(error) - 2]
                 raise self._locate(error, warp, strand, index) from None
             self._follow(warp, strand, result)
@@ -329,12 +348,17 @@ class Machine:
         where = Where(stop.instruction, warp.cta.index, warp.index, strand.lanes())
         try:
             synchronise.execute(self, strand, stop, where)
-        except (Fault, EmulationError) as error:
+        except (Fault, EmulationError, *MALFORMED) as error:
             raise self._locate(error, warp, strand, pc) from None
 
-    def _locate(self, error: EmulationError, warp: Warp, strand: Strand, index: int) -> EmulationError:
+    def _locate(self, error: Exception, warp: Warp, strand: Strand, index: int) -> EmulationError:
         where = Where(self.kernel.instructions[index], warp.cta.index, warp.index, strand.lanes())
-        return error.at(where) if isinstance(error, Fault) else EmulationError(f"{error}\n  at {where}")
+        if isinstance(error, Fault):
+            return error.at(where)
+        if not isinstance(error, EmulationError):
+            error = malformed(self.kernel.instructions[index], error)
+        assert isinstance(error, EmulationError)
+        return type(error)(f"{error}\n  at {where}")
 
     def _runnable(self, warp: Warp) -> Strand | None:
         """The strand that is furthest behind, of those that can go on."""

@@ -133,10 +133,11 @@ class Buffer:
     def unwritten_bytes(self) -> int:
         """Bytes of an output that no CTA wrote."""
         assert self.writer is not None
-        missing = np.flatnonzero(self.writer == 0) * 2
-        if self.extents is not None:
-            missing = missing[~self.extents.outside(missing, 2)]
-        return int(missing.size) * 2
+        unwritten = self.writer == 0
+        if self.extents is None:
+            return int(np.count_nonzero(unwritten)) * 2
+        missing = np.flatnonzero(unwritten) * 2
+        return int(np.count_nonzero(~self.extents.outside(missing, 2))) * 2
 
 
 class AccessAccount(Protocol):

@@ -143,6 +143,8 @@ class AccessOrder:
         writes, reads = shadow.views(width)
         number = self._number(thread, False, -1)
         self._require_writes(thread, number, writes[rows], (shadow, rows, width), VISIBLE)
+        if thread.strong >= 0:
+            self._observe(thread, number, writes[rows])
         lanes = shadow.lanes(width)
         if lanes is not None:
             self._note_reading_lanes(thread, lanes[1], reads[rows], rows)
@@ -238,7 +240,7 @@ class AccessOrder:
             Of a write, for proxy fences.
         """
         number = thread.recent.get((thread.index, writes))
-        if number is None:
+        if number is None or self._accesses[number].observed:
             what = "write" if writes else "read"
             number = self._access(thread, what, thread.slot, IN_FLIGHT, strong=thread.strong)
             thread.recent[thread.index, writes] = number
@@ -250,6 +252,18 @@ class AccessOrder:
             if access.lanes is not None:
                 access.lanes = None if thread.lanes is None else access.lanes | thread.lanes
         return number
+
+    def _observe(self, thread: Accessor, number: int, before: Array) -> None:
+        """A write is before whatever follows a morally strong read that found it (PTX ISA 8.9.5, observation order).
+
+        That holds for the write itself; what its thread did before it needs the fences of a release and an acquire.
+        """
+        access = self._accesses[number]
+        for each in _distinct(before) - thread.known:
+            earlier = self._accesses[each]
+            if access.tolerates(earlier):
+                earlier.observed = True
+                thread.known.add(each)
 
     def _note_reading_lanes(self, thread: Accessor, codes: Array, before: Array, rows: Array) -> None:
         """Who reads now; several lanes where this thread has read the cell before and nothing covers that yet."""

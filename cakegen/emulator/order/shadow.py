@@ -44,6 +44,8 @@ class Access:
         Of a generic write: when all lanes that made it had executed a `fence.proxy.async` for its memory.
     fence_lanes
         Those that have, while others have not.
+    observed
+        Another thread knows it, since a strong read found what it wrote; later writes of its thread are other accesses.
     """
 
     slot: int
@@ -58,6 +60,7 @@ class Access:
     strong: int = -1
     fence_time: int = IN_FLIGHT
     fence_lanes: NDArray[np.bool_] | None = None
+    observed: bool = False
 
     @property
     def where(self) -> Where:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cakegen.emulator.text import arithmetic
 from cakegen.emulator.text.ptx import Immediate, Instruction, Kernel, Negated, Operand, Register, Special, Symbol
-from cakegen.errors import EmulationError
+from cakegen.errors import EmulationError, PtxError
 
 LANES = 32
 # PTX type -> numpy type, by which an operand is read
@@ -50,6 +50,18 @@ _APPROXIMATE = {
 # Packed and half types -> (type of the register, type of an item, how functions of `arithmetic` name it)
 _PACKED = {"f32x2": ("u8", "f4", "f32"), "bf16x2": ("u4", "u2", "bf16"), "bf16": ("u2", "u2", "bf16")}
 _PACKED_ROOTS = {"add", "sub", "mul", "fma"}
+
+# Operands of each family, the result included.
+_OPERANDS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "rem", "and", "or", "xor", "shl", "shr", "setp", "mapa"), (3,)),
+    **dict.fromkeys(("mad", "fma", "selp"), (4,)),
+    **dict.fromkeys(("abs", "neg", "not", "popc", "mov", "cvta", "sqrt", *_APPROXIMATE), (2,)),
+    "min": (3, 4),
+    "max": (3, 4),
+    "cvt": (2, 3),
+    "bfi": (5,),
+    "createpolicy": (1,),
+}
 
 Value = tuple[str, str]
 
@@ -114,6 +126,10 @@ class ExpressionWriter:
         EmulationError
             The family does not know the form.
         """
+        wanted, found = _OPERANDS[instruction.root], len(instruction.operands)
+        if found not in wanted:
+            numbers = " or ".join(map(str, wanted))
+            raise PtxError(f"{instruction.place}: {instruction.text!r}: {instruction.root} has {numbers} operands")
         if instruction.parts[-1] in _PACKED and instruction.root in _PACKED_ROOTS:
             return self._packed(instruction)
         return self._families[instruction.root](instruction)
@@ -236,10 +252,18 @@ class ExpressionWriter:
         return f"remainder({a}, {b})", kind
 
     def _minmax(self, instruction: Instruction) -> Value:
+        """Of two values, or of three in fp32 (PTX ISA 9.7.3.12 and 9.7.3.13: sm_100 and later)."""
         kind = self._type(instruction, {"ftz"})
-        a, b = self._floats(instruction, kind)
-        name = "minimum" if instruction.root == "min" else "maximum"
-        return f"{name}{'_f32' if 'f' in kind else ''}({a}, {b})", kind
+        a, b, *third = self._floats(instruction, kind)
+        name = f"{'minimum' if instruction.root == 'min' else 'maximum'}{'_f32' if 'f' in kind else ''}"
+        if not third:
+            return f"{name}({a}, {b})", kind
+        if kind != "f4" or self._kernel.target.startswith("sm_90"):
+            raise PtxError(
+                f"{instruction.place}: {instruction.text!r}: three inputs are for f32 on sm_100 and later; the target "
+                f"is {self._kernel.target}"
+            )
+        return f"{name}({name}({a}, {b}), {third[0]})", kind
 
     def _abs(self, instruction: Instruction) -> Value:
         kind = self._type(instruction, {"ftz"})

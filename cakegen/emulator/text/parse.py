@@ -9,11 +9,19 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from cakegen.emulator.text.declarations import (
+    MOST_REGISTERS,
+    check_shared,
+    module_variables,
+    parse_parameters,
+    parse_shared,
+)
 from cakegen.emulator.text.ptx import (
     BANK_BYTES,
+    MALFORMED,
     Address,
     Immediate,
     Instruction,
@@ -22,7 +30,6 @@ from cakegen.emulator.text.ptx import (
     Negated,
     Operand,
     Pair,
-    Parameter,
     Place,
     Register,
     SharedVariable,
@@ -31,22 +38,26 @@ from cakegen.emulator.text.ptx import (
     Symbol,
     Vector,
 )
-from cakegen.errors import EmulationError
+from cakegen.errors import EmulationError, PtxError
 
 _BANKS = {"u16": "b16", "s16": "b16", "u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(")
-_PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z])(\d+)\s+(?:\.ptr\s+(?:\.(?!align)\w+\s+)?(?:\.align\s+\d+\s+)?)?"
-    r"([\w$]+)(?:\[(\d+)\])?"
-)
-_SHARED = re.compile(r"\.shared\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+([\w$]+)(?:\[(\d*)\])?")
+_NAME = re.compile(r"[A-Za-z_$][\w$]*")
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _LABEL = re.compile(r"([$\w]+)\s*:(?!:)")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
 _NUMBER = re.compile(r"-?\d+$|-?0[xX][0-9a-fA-F]+U?$")
+# Special registers (PTX ISA 10); which of them are modelled is known when one is read.
+SPECIAL = re.compile(
+    r"(?:tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)\.[xyz]|laneid|warpid|nwarpid|smid|nsmid"
+    r"|gridid|cluster_ctarank|cluster_nctarank|is_explicit_cluster|lanemask_(?:eq|le|lt|ge|gt)|clock(?:_hi|64)?"
+    r"|globaltimer(?:_lo|_hi)?|pm[0-7](?:_64)?|envreg\d{1,2}|(?:total|dynamic|aggr)_smem_size"
+    r"|reserved_smem_offset_(?:begin|end|cap|[01])|current_graph_exec"
+)
+_MOST_DEPTH = 64
 _ADDRESS = re.compile(r"([%\w$.]+)\s*(?:\+\s*(-?\w+))?$")
 
 
@@ -58,28 +69,43 @@ def parse_kernel(text: str, symbol: str) -> Kernel:
     EmulationError
         No such entry, or a construct that this reader does not know; the message holds the line.
     """
-    files = {int(number): path.rsplit("/", 1)[-1] for number, path in _FILE.findall(text)}
     clean = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
-    target = re.search(r"\.target\s+(\w+)", clean)
     for entry in _ENTRY.finditer(clean):
         if entry.group(1) == symbol:
             break
     else:
         raise EmulationError(f"PTX: no .entry {symbol}; it has {', '.join(_ENTRY.findall(clean)) or 'none'}")
-    close = clean.index(")", entry.end())
-    brace = clean.index("{", close)
+    line = clean.count("\n", 0, entry.start()) + 1
+    try:
+        return _parse_entry(clean, entry, line)
+    except MALFORMED as error:
+        raise PtxError(f"PTX line {line}: .entry {symbol} can't be read ({type(error).__name__}: {error})") from None
+
+
+def _parse_entry(clean: str, entry: re.Match[str], line: int) -> Kernel:
+    symbol = entry.group(1)
+    files = {int(number): path.rsplit("/", 1)[-1] for number, path in _FILE.findall(clean)}
+    target = re.search(r"\.target\s+(\w+)", clean)
+    close = clean.find(")", entry.end())
+    brace = clean.find("{", close)
+    if close < 0 or brace < 0:
+        part = "list of parameters never ends" if close < 0 else "body is missing"
+        raise PtxError(f"PTX line {line}: .entry {symbol}: its {part}")
+    parameters = parse_parameters(clean[entry.end() : close], line)
     end = _closing_brace(clean, brace)
     head, header = clean[: entry.start()], clean[close + 1 : brace]
     body = _Body(clean, files)
     body.read(brace + 1, end)
+    shared = module_variables(head, _NAME.findall(clean, brace, end)) + tuple(body.shared)
+    check_shared(shared, symbol)
     return Kernel(
         name=symbol,
         target=target.group(1) if target else "",
-        parameters=_parameters(clean[entry.end() : close]),
+        parameters=parameters,
         banks=tuple(body.banks),
-        instructions=body.resolved(),
+        instructions=body.resolved({each.name for each in parameters} | {each.name for each in shared}, head),
         labels=frozenset(body.label_places()),
-        shared=tuple(_shared_variables(head)) + tuple(body.shared),
+        shared=shared,
         max_threads=_triple(header, "maxntid") or (),
         cluster=_triple(header, "reqnctapercluster"),
         files=files,
@@ -92,27 +118,7 @@ def _closing_brace(text: str, start: int) -> int:
         depth += 1 if match.group() == "{" else -1
         if depth == 0:
             return match.start()
-    raise EmulationError(f"PTX line {text.count(chr(10), 0, start) + 1}: a brace that nothing closes")
-
-
-def _parameters(text: str) -> tuple[Parameter, ...]:
-    found, end = [], 0
-    for align, kind, bits, name, count in _PARAMETER.findall(text):
-        size = int(bits) // 8 * (int(count) if count else 1)
-        step = int(align) if align else int(bits) // 8
-        assert kind in "bsuf", kind
-        end = -(-end // step) * step
-        found.append(Parameter(name, end, size))
-        end += size
-    return tuple(found)
-
-
-def _shared_variables(text: str) -> Iterator[SharedVariable]:
-    for match in _SHARED.finditer(text):
-        align, bits, name, count = match.groups()
-        item = int(bits) // 8
-        total = item if count is None else item * int(count or 0)
-        yield SharedVariable(name, int(align) if align else item, total)
+    raise PtxError(f"PTX line {text.count(chr(10), 0, start) + 1}: a brace that nothing closes")
 
 
 def _triple(header: str, directive: str) -> tuple[int, int, int] | None:
@@ -158,6 +164,7 @@ class _Body:
         self._newlines = [match.start() for match in re.finditer("\n", text)]
         self._scope = _Scope(None)
         self._scopes = [self._scope]
+        self._depth = 1
         self._source: tuple[tuple[str, int], ...] = ()
         self._calls: dict[tuple[int, int, int], tuple[int, int, int]] = {}
         self._instructions: list[tuple[Instruction, _Scope]] = []
@@ -173,11 +180,15 @@ class _Body:
             elif character == "{":
                 self._scope = _Scope(self._scope)
                 self._scopes.append(self._scope)
+                self._depth += 1
+                if self._depth > _MOST_DEPTH:
+                    raise self._error(position, f"braces more than {_MOST_DEPTH} deep")
                 position += 1
             elif character == "}":
                 if self._scope.outer is None:
                     raise self._error(position, "a closing brace too many")
                 self._scope = self._scope.outer
+                self._depth -= 1
                 position += 1
             elif text.startswith((".loc\t", ".loc "), position):
                 stop = text.index("\n", position)
@@ -190,8 +201,15 @@ class _Body:
                 stop = text.find(";", position, end)
                 if stop < 0:
                     raise self._error(position, f"no semicolon after {text[position:end].strip()!r}")
-                self._statement(text[position:stop].strip(), position)
+                self._read_statement(text[position:stop].strip(), position)
                 position = stop + 1
+
+    def _read_statement(self, text: str, position: int) -> None:
+        try:
+            self._statement(text, position)
+        except MALFORMED as error:
+            shown = " ".join(text.split())[:120]
+            raise self._error(position, f"{shown!r} can't be read ({type(error).__name__}: {error})") from None
 
     def _locate(self, line: str) -> None:
         match = _LOC.match(line)
@@ -232,17 +250,20 @@ class _Body:
         if match := _REG.match(text):
             bank = _BANKS.get(match.group(1), match.group(1))
             if bank not in BANK_BYTES:
-                raise self._error(position, f"registers of type .{match.group(1)} are not modelled: {text!r}")
+                raise self._unknown(position, f"registers of type .{match.group(1)} are not modelled: {text!r}")
             for name in match.group(2).split(","):
-                self._declare(name.strip(), bank)
-        elif match := _SHARED.match(text):
-            self.shared += _shared_variables(text)
+                self._declare(name.strip(), bank, position)
+        elif variable := parse_shared(text, self._line(position)):
+            self.shared.append(variable)
         elif not text.startswith(".pragma"):
-            raise self._error(position, f"directive {text!r} is not modelled")
+            raise self._unknown(position, f"directive {text!r} is not modelled")
 
-    def _declare(self, name: str, bank: str) -> None:
+    def _declare(self, name: str, bank: str, position: int) -> None:
         match = re.fullmatch(r"([%\w$]+)<(\d+)>", name)
-        names = [f"{match.group(1)}{index}" for index in range(int(match.group(2)))] if match else [name]
+        count = int(match.group(2)) if match else 1
+        if count + len(self.banks) > MOST_REGISTERS:
+            raise self._error(position, f"{count + len(self.banks)} registers; at most {MOST_REGISTERS} are kept apart")
+        names = [f"{match.group(1)}{index}" for index in range(count)] if match else [name]
         for each in names:
             self._scope.registers[each] = Register(len(self.banks), each, bank)
             self.banks.append(bank)
@@ -251,7 +272,10 @@ class _Body:
         if text == "_":
             return Sink()
         if text[0] == "{":
-            return Vector(tuple(self._operand(part, position) for part in split_operands(text[1:-1])))
+            parts = split_operands(text[1:-1])
+            if text[-1] != "}" or any(part[0] in "{[" for part in parts):
+                raise self._error(position, f"{text!r} is no vector of registers and numbers")
+            return Vector(tuple(self._operand(part, position) for part in parts))
         if text[0] == "[":
             return self._address(text, position)
         if "|" in text:
@@ -268,38 +292,56 @@ class _Body:
         if register := self._scope.register(text):
             return register
         if text[0] == "%":
+            if not SPECIAL.fullmatch(text[1:]):
+                raise self._error(position, f"register {text} is not declared")
             return Special(text[1:])
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
             return Immediate(int(text[2:], 16), 4)
         if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
             return Immediate(int(text[2:], 16), 8)
         if _NUMBER.match(text):
-            return Immediate(int(text.rstrip("U"), 0))
+            value = int(text.rstrip("U"), 0) if len(text) < 32 else 1 << 64
+            if not -(1 << 63) <= value < 1 << 64:
+                raise self._error(position, f"{text[:40]!r} does not fit 64 bits")
+            return Immediate(value)
         if re.fullmatch(r"[$\w]+", text):
             return Symbol(text)
-        raise self._error(position, f"operand {text!r} is not modelled")
+        raise self._unknown(position, f"operand {text!r} is not modelled")
 
     def _address(self, text: str, position: int) -> Address:
         base, *coordinates = split_operands(text[1:-1])
         match = _ADDRESS.match(base)
         if match is None or len(coordinates) > 1:
-            raise self._error(position, f"address {text!r} is not modelled")
+            raise self._unknown(position, f"address {text!r} is not modelled")
         where = self._atom(match.group(1), position)
         if isinstance(where, Special):
             raise self._error(position, f"address {text!r} starts at no register or symbol")
         vector = self._operand(coordinates[0], position) if coordinates else Vector(())
-        assert isinstance(vector, Vector)
-        return Address(where, int(match.group(2) or "0", 0), vector.items)
+        offset = int(match.group(2) or "0", 0)
+        if not isinstance(vector, Vector) or not -(1 << 31) <= offset < 1 << 32:
+            raise self._error(position, f"address {text!r} has no vector of coordinates, or an offset beyond 32 bits")
+        return Address(where, offset, vector.items)
 
-    def resolved(self) -> tuple[Instruction, ...]:
-        """The instructions, with every label turned into an index."""
+    def resolved(self, variables: Container[str], head: str) -> tuple[Instruction, ...]:
+        """The instructions, with every label turned into an index.
+
+        Parameters
+        ----------
+        variables
+            Names of parameters and shared variables.
+        head
+            The module up to the entry, where other variables may be declared.
+        """
         done = []
         for instruction, scope in self._instructions:
+            for name in symbols_of(instruction.operands):
+                if name not in variables:
+                    raise _unknown_symbol(name, instruction.place.ptx_line, head)
             if instruction.operands and isinstance(instruction.operands[0], Label):
                 name = instruction.operands[0].name
                 target = scope.label(name)
                 if target is None:
-                    raise EmulationError(f"PTX line {instruction.place.ptx_line}: no label {name}")
+                    raise PtxError(f"PTX line {instruction.place.ptx_line}: no label {name}")
                 instruction = dataclasses.replace(instruction, operands=(Label(name, target),))
             done.append(instruction)
         return tuple(done)
@@ -311,8 +353,28 @@ class _Body:
     def _line(self, position: int) -> int:
         return bisect.bisect_left(self._newlines, position) + 1
 
-    def _error(self, position: int, what: str) -> EmulationError:
+    def _error(self, position: int, what: str) -> PtxError:
+        return PtxError(f"PTX line {self._line(position)}: {what}")
+
+    def _unknown(self, position: int, what: str) -> EmulationError:
         return EmulationError(f"PTX line {self._line(position)}: {what}")
+
+
+def symbols_of(operands: Iterable[Operand]) -> Iterator[str]:
+    """Names of variables in some operands."""
+    for operand in operands:
+        if isinstance(operand, Symbol):
+            yield operand.name
+        elif isinstance(operand, Address):
+            yield from symbols_of((operand.base, *operand.coordinates))
+        elif isinstance(operand, Vector):
+            yield from symbols_of(operand.items)
+
+
+def _unknown_symbol(name: str, line: int, head: str) -> EmulationError:
+    if re.search(rf"\.(?:global|const)\s[^;{{}}]*(?<![\w$]){re.escape(name)}(?![\w$])", head):
+        return EmulationError(f"PTX line {line}: variable {name} of the module's .global or .const is not modelled")
+    return PtxError(f"PTX line {line}: nothing is called {name}: no parameter, and no shared variable")
 
 
 def split_operands(text: str) -> list[str]:

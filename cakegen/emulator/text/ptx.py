@@ -1,4 +1,4 @@
-"""Leaf module: a PTX kernel as records. `parse` makes them; nothing here knows what an instruction does.
+"""A PTX kernel as records. `parse` makes them; nothing here knows what an instruction does.
 
 Registers are flat: every declaration, in whatever scope, has its own index, so that shadowed names stay apart.
 """
@@ -6,6 +6,11 @@ Registers are flat: every declaration, in whatever scope, has its own index, so 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from cakegen.errors import PtxError
+
+# What Python raises where an instruction has other operands, types or modifiers than its form takes.
+MALFORMED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 # Bytes of the register banks by their declared type. A bank says how a register is kept, not what an instruction
 # makes of it: `f32` operations on `b32` registers are legal.
@@ -129,6 +134,21 @@ class Instruction:
     def opcode(self) -> str:
         """The opcode as written."""
         return ".".join(self.parts)
+
+
+def malformed(instruction: Instruction, error: BaseException) -> PtxError:
+    """The error for an instruction that is no form of its opcode.
+
+    Parameters
+    ----------
+    error
+        One of `MALFORMED`.
+    """
+    text = instruction.text if len(instruction.text) <= 120 else f"{instruction.text[:117]}..."
+    return PtxError(
+        f"{instruction.place}: {text!r} is no form of {instruction.opcode}: its operands, types or modifiers do not "
+        f"fit ({type(error).__name__}: {error})"
+    )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from cakegen.emulator.order.fences import decode_fence
 from cakegen.emulator.order.vector_clock import GPU
 from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, ExpressionWriter, environment
 from cakegen.emulator.text.ptx import (
+    MALFORMED,
     Address,
     Instruction,
     Kernel,
@@ -30,13 +31,14 @@ from cakegen.emulator.text.ptx import (
     Sink,
     Symbol,
     Vector,
+    malformed,
 )
+from cakegen.emulator.text.reach import EXIT, followers, require_an_end
 from cakegen.emulator.text.stops import is_stop, needs_convergence
 from cakegen.emulator.units.launch_control import query_text
 from cakegen.emulator.units.wgmma.issue import decode_wgmma
-from cakegen.errors import EmulationError
+from cakegen.errors import EmulationError, PtxError
 
-EXIT = -1
 # No effect here: hints and register counts.
 _NO_EFFECT = {"setmaxnreg", "nanosleep", "prefetch"}
 # With them, what caches are told: hints (PTX ISA 9.7.9.1, 9.7.9.2).
@@ -103,21 +105,15 @@ class Program:
         return self.blocks[key]
 
     def translate_all(self) -> None:
-        """Translate every block that control can reach, so that an unknown form is found before a run."""
-        starts, seen = [0], set()
+        """Translate every block that control can reach: finds unknown forms, and a kernel without an end."""
+        starts, after = [0], dict[int, tuple[int, ...]]()
         while starts:
             start = starts.pop()
-            if start in seen or not 0 <= start < len(self.kernel.instructions):
-                continue
-            seen.add(start)
-            if start in self.stops:
-                starts.append(start + 1)
-                continue
-            last = self.block(start, False).lines[-1]
-            instruction = self.kernel.instructions[last]
-            starts.append(last + 1)
-            if instruction.operands and isinstance(instruction.operands[0], Label):
-                starts.append(instruction.operands[0].target)
+            if start not in after:
+                last = start if start in self.stops else self.block(start, False).lines[-1]
+                after[start] = followers(self.kernel.instructions[last], last)
+                starts.extend(each for each in after[start] if each != EXIT)
+        require_an_end(self.kernel, after)
 
 
 class _BlockWriter:
@@ -141,12 +137,14 @@ class _BlockWriter:
                 self._line(index - 1, f"return {index}")
                 break
             if index >= len(instructions):
-                raise EmulationError(f"{self._kernel.name}: control runs past the last instruction")
+                last = f"{instructions[-1].place}: " if instructions else ""
+                raise PtxError(
+                    f"{last}{self._kernel.name}: control runs past the last instruction; end with ret or exit"
+                )
             count += 1
             instruction = instructions[index]
-            if self._control(index, instruction):
+            if self._write_one(index, instruction):
                 break
-            self._plain(index, instruction)
             index += 1
         head = "def block(w, R, m):" if self._divergent else "def block(w, R):"
         source = "\n".join([head, *(f" {line}" for line in self._text)])
@@ -154,6 +152,20 @@ class _BlockWriter:
         local: dict[str, Any] = {}
         exec(compile(source, name, "exec"), self._program.scope, local)
         return Block(local["block"], count, self._lines)
+
+    def _write_one(self, index: int, instruction: Instruction) -> bool:
+        """Write an instruction; whether it ends the block. Here malformed text gets its line."""
+        try:
+            if self._control(index, instruction):
+                return True
+            self._plain(index, instruction)
+        except MALFORMED as error:
+            raise malformed(instruction, error) from None
+        except EmulationError as error:
+            if "PTX line" in str(error):
+                raise
+            raise type(error)(f"{instruction.place}: {error}") from None
+        return False
 
     def _ends_before(self, index: int) -> bool:
         if index in self._kernel.labels or index in self._program.stops:
@@ -234,7 +246,7 @@ class _BlockWriter:
         if isinstance(target, Sink):
             return text
         if not isinstance(target, Register):
-            raise EmulationError(f"{self._kernel.name}: {target} can't be written")
+            raise PtxError(f"{target} can't be written")
         bank = BANK_TYPES[target.bank]
         if bank != kind:
             same = TYPES_BYTES[bank] == TYPES_BYTES[kind] and "?" not in (bank, kind)
