@@ -19,6 +19,7 @@ from cakegen.emulator.machine import lane_ops
 from cakegen.emulator.order.fences import decode_fence
 from cakegen.emulator.order.vector_clock import GPU
 from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, ExpressionWriter, environment
+from cakegen.emulator.text.memo import MemoWriter, issue_later
 from cakegen.emulator.text.ptx import (
     Address,
     Instruction,
@@ -70,7 +71,12 @@ class Program:
 
     def __post_init__(self) -> None:
         self.writer = ExpressionWriter(self.kernel)
-        self.scope = {**environment(), **lane_ops.environment(), "K": self.writer.constants, "I": {}}
+        self.scope = {**environment(), **lane_ops.environment(), "K": self.writer.constants, "I": {}, "M": []}
+
+    @functools.cached_property
+    def memos(self) -> MemoWriter:
+        """Who puts memos into blocks."""
+        return MemoWriter(self.kernel, self.accumulators, self.scope["M"])
 
     @functools.cached_property
     def stops(self) -> frozenset[int]:
@@ -149,11 +155,13 @@ class _BlockWriter:
             self._plain(index, instruction)
             index += 1
         head = "def block(w, R, m):" if self._divergent else "def block(w, R):"
-        source = "\n".join([head, *(f" {line}" for line in self._text)])
+        lines = issue_later(list(zip(self._lines, self._text, strict=True)), self._kernel)
+        lines = self._program.memos.rewrite(lines, self._divergent)
+        source = "\n".join([head, *(f" {line}" for _, line in lines)])
         name = f"<{self._kernel.name} block {self._start}>"
         local: dict[str, Any] = {}
         exec(compile(source, name, "exec"), self._program.scope, local)
-        return Block(local["block"], count, self._lines)
+        return Block(local["block"], count, [index for index, _ in lines])
 
     def _ends_before(self, index: int) -> bool:
         if index in self._kernel.labels or index in self._program.stops:
