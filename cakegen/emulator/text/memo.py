@@ -81,23 +81,6 @@ def is_pure(text: str) -> bool:
     return text.startswith("R[") and not _WARP.search(text)
 
 
-def issue_later(lines: Sequence[Line], kernel: Kernel) -> list[Line]:
-    """Lines with each wgmma behind the arithmetic that follows and that has nothing to do with it."""
-    found: list[Line] = []
-    held: list[Line] = []
-    taken: set[int] = set()
-    for index, text in lines:
-        if text.startswith("w.wgmma.issue("):
-            held.append((index, text))
-            taken |= registers_of(kernel.instructions[index])
-        elif held and is_pure(text) and not taken & registers_of(kernel.instructions[index]):
-            found.append((index, text))
-        else:
-            found += [*held, (index, text)]
-            held, taken = [], set()
-    return found + held
-
-
 class MemoWriter:
     """Puts memos into blocks of one kernel.
 

@@ -19,7 +19,8 @@ from cakegen.emulator.machine import lane_ops
 from cakegen.emulator.order.fences import decode_fence
 from cakegen.emulator.order.vector_clock import GPU
 from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, ExpressionWriter, environment
-from cakegen.emulator.text.memo import MemoWriter, issue_later
+from cakegen.emulator.text.issue_runs import issue_later, issue_together
+from cakegen.emulator.text.memo import MemoWriter
 from cakegen.emulator.text.ptx import (
     Address,
     Instruction,
@@ -34,7 +35,7 @@ from cakegen.emulator.text.ptx import (
 )
 from cakegen.emulator.text.stops import is_stop, needs_convergence
 from cakegen.emulator.units.launch_control import query_text
-from cakegen.emulator.units.wgmma.issue import decode_wgmma
+from cakegen.emulator.units.wgmma.form import decode_wgmma
 from cakegen.errors import EmulationError
 
 EXIT = -1
@@ -156,6 +157,7 @@ class _BlockWriter:
             index += 1
         head = "def block(w, R, m):" if self._divergent else "def block(w, R):"
         lines = issue_later(list(zip(self._lines, self._text, strict=True)), self._kernel)
+        lines = issue_together(lines, self._program.scope["I"])
         lines = self._program.memos.rewrite(lines, self._divergent)
         source = "\n".join([head, *(f" {line}" for _, line in lines)])
         name = f"<{self._kernel.name} block {self._start}>"
@@ -380,7 +382,7 @@ class _BlockWriter:
             return f"w.wgmma.wait({getattr(pending, 'value', 0)}, R)"
         self._program.scope["I"][index] = decode_wgmma(instruction)
         self._flush = True
-        return f"w.wgmma.issue(I[{index}], R, {index})"
+        return f"w.wgmma.issue(I[{index}], R)"
 
 
 def _strong(instruction: Instruction) -> str:
