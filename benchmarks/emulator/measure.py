@@ -1,56 +1,101 @@
 """Speed of the emulator on this machine: `python benchmarks/emulator/measure.py > benchmarks/emulator/table.txt`.
 
-Seconds are the process's CPU time of whole requests (operands, launches, comparison) on one thread, the fastest of
-three runs; the first of them compiles and translates. `measure.py tiny` runs the rows whose name holds the word.
+Seconds are CPU time of whole requests (operands, launches, comparison) on one thread. Every row has a process of its
+own with an empty cache: `first` is its first request, which compiles, translates and may compile products to machine
+code; `next` is the fastest of those that follow. `measure.py --only tiny` runs the rows whose name holds the word, and
+`--runs 1` the first requests alone.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import platform
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-
-import torch
-
-from cakegen.emulator import Options
-from cakegen.emulator.launches.cases import Case, emulate_case
-from cakegen.registry import load_registry
+from pathlib import Path
 
 _TINY, _FULL = "tiny_latent_moe", "kimi_k3_latent_moe"
+# name, export, arguments of the case, SMs
 _ROWS = (
-    ("tiny front TP 8, T 8", _TINY, Case("front", 8, 8)),
-    ("tiny tail TP 8, T 8", _TINY, Case("tail", 8, 8)),
-    ("tiny norm and GEMM TP 1, T 2048, 3 SMs", _TINY, Case("tail", 1, 2048, sm_count=3)),
-    ("tiny front GEMM TP 1, T 256", _TINY, Case("front", 1, 256)),
-    ("full front TP 8, T 8", _FULL, Case("front", 8, 8)),
-    ("full tail TP 8, T 8", _FULL, Case("tail", 8, 8)),
+    ("tiny front TP 8, T 8", _TINY, ("front", 8, 8), 132),
+    ("tiny tail TP 8, T 8", _TINY, ("tail", 8, 8), 132),
+    ("tiny norm and GEMM TP 1, T 2048, 3 SMs", _TINY, ("tail", 1, 2048), 3),
+    ("tiny front GEMM TP 1, T 256", _TINY, ("front", 1, 256), 132),
+    ("full front TP 8, T 8", _FULL, ("front", 8, 8), 132),
+    ("full tail TP 8, T 8", _FULL, ("tail", 8, 8), 132),
 )
 _WAYS = (("checks", "hopper", True), ("checks", "wide", True), ("no checks", "wide", False))
 
 
-def _lines(word: str) -> Iterator[str]:
-    yield f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
-    yield ""
-    yield f"{'program':40}{'arithmetic':>12}{'order':>12}{'instructions':>14}{'CPU s':>8}{'a second':>10}"
-    for name, export, case in _ROWS:
+def _measure(row: int, way: int, runs: int) -> None:
+    """One row, in this process: prints instructions and the seconds of each request."""
+    import torch
+
+    from cakegen.emulator import Options
+    from cakegen.emulator.launches.cases import Case, emulate_case
+    from cakegen.registry import load_registry
+
+    torch.set_num_threads(1)
+    _, export, case, sm_count = _ROWS[row]
+    _, arithmetic, checks = _WAYS[way]
+    registry = load_registry(export)
+    seconds = []
+    for _ in range(runs):
+        start = time.process_time()
+        report = emulate_case(registry, Case(*case, sm_count=sm_count), Options("random", 0, arithmetic, checks=checks))
+        seconds.append(time.process_time() - start)
+    count = sum(launch.instructions for launch in report.launches)
+    sys.stdout.write(" ".join(map(str, (count, *seconds))) + "\n")
+
+
+def _in_a_process(row: int, way: int, runs: int) -> tuple[int, list[float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "CAKEGEN_CACHE_DIR": folder}
+        command = [sys.executable, __file__, "--row", str(row), "--way", str(way), "--runs", str(runs)]
+        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    count, *seconds = output.split()
+    return int(count), [float(each) for each in seconds]
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _print_table(word: str, runs: int) -> None:
+    import torch
+
+    def show(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    show(f"{_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}\n")
+    show(
+        f"{'program':40}{'arithmetic':>12}{'order':>12}{'instructions':>14}{'first s':>9}{'next s':>9}{'a second':>10}"
+    )
+    for row, (name, *_) in enumerate(_ROWS):
         if word not in name:
             continue
-        registry = load_registry(export)
-        for order, arithmetic, checks in _WAYS:
-            options = Options("random", 0, arithmetic, checks=checks)
-            seconds = float("inf")
-            # the first run compiles and translates
-            for _ in range(3):
-                start = time.process_time()
-                report = emulate_case(registry, case, options)
-                seconds = min(seconds, time.process_time() - start)
-            count = sum(launch.instructions for launch in report.launches)
-            yield f"{name:40}{arithmetic:>12}{order:>12}{count:>14,}{seconds:>8.2f}{count / seconds:>10,.0f}"
+        for way, (order, arithmetic, _) in enumerate(_WAYS):
+            count, (first, *later) = _in_a_process(row, way, runs)
+            best = min(later, default=first)
+            rest = f"{best:.2f}" if later else "-"
+            show(f"{name:40}{arithmetic:>12}{order:>12}{count:>14,}{first:>9.2f}{rest:>9}{count / best:>10,.0f}")
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for text in _lines(sys.argv[1] if len(sys.argv) > 1 else ""):
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="rows whose name holds this")
+    parser.add_argument("--runs", type=int, default=4, help="requests a row")
+    parser.add_argument("--row", type=int, help="this row alone, in this process")
+    parser.add_argument("--way", type=int, default=0, help="of that row: arithmetic and checks, by its number")
+    chosen = parser.parse_args()
+    if chosen.row is None:
+        _print_table(chosen.only, chosen.runs)
+    else:
+        _measure(chosen.row, chosen.way, chosen.runs)

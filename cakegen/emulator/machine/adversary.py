@@ -108,9 +108,12 @@ class Adversary:
         """Whether an operation happens as it is issued."""
         return self.kind == "early"
 
-    def product_at_issue(self) -> bool:
-        """Whether a wgmma reads its operands at once; else when it is waited for."""
-        return self.kind == "early" or (self.kind == "random" and self._random.random() < 0.5)
+    def products_at_issue(self, count: int) -> list[bool]:
+        """Which of some wgmmas read their operands at once; the others when they are waited for."""
+        if self.kind != "random":
+            return [self.kind == "early"] * count
+        draw = self._random.random
+        return [draw() < 0.5 for _ in range(count)]
 
     def fails_spuriously(self) -> bool:
         """Whether a `try_wait` that could succeed or park returns false instead."""

@@ -25,7 +25,6 @@ from cakegen.emulator.units.product_chains import MultiplyAdd
 from cakegen.emulator.units.tcgen05.issue import TensorUnit
 from cakegen.emulator.units.tensor_core import multiply_add_hopper
 from cakegen.emulator.units.tma.tensor_view import MapRecord, TensorView, view_tensor
-from cakegen.emulator.units.wgmma.issue import Product
 from cakegen.emulator.units.wgmma.operands import TileTable
 from cakegen.errors import EmulationError
 
@@ -207,9 +206,9 @@ class Machine:
         """Something that was issued happens."""
         operation.complete()
 
-    def schedule_product(self, warp: int, product: Product) -> bool:
-        """A wgmma was issued; whether it reads its operands at once."""
-        return self.adversary.product_at_issue()
+    def schedule_products(self, warp: int, widths: Sequence[int]) -> list[bool]:
+        """wgmmas of so many columns were issued; which read their operands at once."""
+        return self.adversary.products_at_issue(len(widths))
 
     def note_tensor_work(self, name: str, columns: int) -> None:
         """Something was issued to a CTA's tensor core: for machines that look on."""

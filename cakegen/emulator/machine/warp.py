@@ -7,6 +7,7 @@ behind runs first, so that lanes reconverge where their paths do. An instruction
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -263,15 +264,18 @@ class Cta:
         """(warpgroup, number of the wgmma) of those that some of its four warps have not issued."""
         return list(self._groups)
 
-    def match_warpgroup(self, warp: int, number: int, what: Any) -> None:
-        """The four warps of a warpgroup must issue the same wgmmas with the same descriptors."""
+    def match_warpgroup(self, warp: int, number: int, what: Sequence[Any]) -> None:
+        """The four warps of a warpgroup must issue the same wgmmas, from that number on, with the same descriptors."""
         key = (warp // 4, number)
         first, count = self._groups.get(key, (what, 0))
-        if first != what:
+        if first is not what and first != what:
+            pairs = enumerate(zip(first, what, strict=False))
+            at = next((at for at, (other, mine) in pairs if other != mine), min(len(first), len(what)) - 1)
+            other, mine = first[at], what[at]
             raise Fault(
                 "descriptor",
-                f"wgmma number {number} of warp {warp} is at PTX line {what[0]} with operands {what[1:]}; "
-                f"another warp of its warpgroup issued line {first[0]} with {first[1:]}",
+                f"wgmma number {number + at} of warp {warp} is at PTX line {mine[0]} with operands {mine[1:]}; "
+                f"another warp of its warpgroup issued line {other[0]} with {other[1:]}",
             )
         self._groups[key] = (first, count + 1)
         if count == 3:

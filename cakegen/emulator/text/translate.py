@@ -19,6 +19,8 @@ from cakegen.emulator.machine import lane_ops
 from cakegen.emulator.order.fences import decode_fence
 from cakegen.emulator.order.vector_clock import GPU
 from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, ExpressionWriter, environment
+from cakegen.emulator.text.issue_runs import issue_later, issue_together
+from cakegen.emulator.text.memo import MemoWriter
 from cakegen.emulator.text.ptx import (
     MALFORMED,
     Address,
@@ -36,7 +38,7 @@ from cakegen.emulator.text.ptx import (
 from cakegen.emulator.text.reach import EXIT, followers, require_an_end
 from cakegen.emulator.text.stops import is_stop, needs_convergence
 from cakegen.emulator.units.launch_control import query_text
-from cakegen.emulator.units.wgmma.issue import decode_wgmma
+from cakegen.emulator.units.wgmma.form import decode_wgmma
 from cakegen.errors import EmulationError, PtxError
 
 # No effect here: hints and register counts.
@@ -72,7 +74,12 @@ class Program:
 
     def __post_init__(self) -> None:
         self.writer = ExpressionWriter(self.kernel)
-        self.scope = {**environment(), **lane_ops.environment(), "K": self.writer.constants, "I": {}}
+        self.scope = {**environment(), **lane_ops.environment(), "K": self.writer.constants, "I": {}, "M": []}
+
+    @functools.cached_property
+    def memos(self) -> MemoWriter:
+        """Who puts memos into blocks."""
+        return MemoWriter(self.kernel, self.accumulators, self.scope["M"])
 
     @functools.cached_property
     def stops(self) -> frozenset[int]:
@@ -147,11 +154,14 @@ class _BlockWriter:
                 break
             index += 1
         head = "def block(w, R, m):" if self._divergent else "def block(w, R):"
-        source = "\n".join([head, *(f" {line}" for line in self._text)])
+        lines = issue_later(list(zip(self._lines, self._text, strict=True)), self._kernel)
+        lines = issue_together(lines, self._program.scope["I"])
+        lines = self._program.memos.rewrite(lines, self._divergent)
+        source = "\n".join([head, *(f" {line}" for _, line in lines)])
         name = f"<{self._kernel.name} block {self._start}>"
         local: dict[str, Any] = {}
         exec(compile(source, name, "exec"), self._program.scope, local)
-        return Block(local["block"], count, self._lines)
+        return Block(local["block"], count, [index for index, _ in lines])
 
     def _write_one(self, index: int, instruction: Instruction) -> bool:
         """Write an instruction; whether it ends the block. Here malformed text gets its line."""
@@ -384,7 +394,7 @@ class _BlockWriter:
             return f"w.wgmma.wait({getattr(pending, 'value', 0)}, R)"
         self._program.scope["I"][index] = decode_wgmma(instruction)
         self._flush = True
-        return f"w.wgmma.issue(I[{index}], R, {index})"
+        return f"w.wgmma.issue(I[{index}], R)"
 
 
 def _strong(instruction: Instruction) -> str:

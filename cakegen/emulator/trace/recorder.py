@@ -10,7 +10,7 @@ Nothing here runs unless it is asked for: `Options(machine=Trace().machine)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,6 @@ from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.issue import CommitArrival
 from cakegen.emulator.units.tma.bulk_groups import BulkQueue, BulkStore
 from cakegen.emulator.units.tma.copies import Landing
-from cakegen.emulator.units.wgmma.issue import Product
 
 # Steps of a copy before its first byte, bytes that land in one step, steps of an arrival at another CTA, and of each 8
 # columns of a matrix product.
@@ -326,17 +325,18 @@ class TracedMachine(Machine):
         self.trace.spans.append(Span(track, COPY, what.removeprefix("the "), begin, end))
         return track, end
 
-    def schedule_product(self, warp_index: int, product: Product) -> bool:
-        """A product takes its place behind the earlier ones of its warpgroup."""
+    def schedule_products(self, warp_index: int, widths: Sequence[int]) -> list[bool]:
+        """Products take their places behind the earlier ones of their warpgroup."""
         warp = self._acting
         assert warp is not None
         track = Track(warp.cta.index, 2000 + warp.index // 4, f"tensor core, warps {warp.index // 4 * 4} …")
-        begin = max(self._clocks.get(warp.number, 0.0), *self._products.get(warp.number, [0.0])[-1:])
-        end = begin + PRODUCT_STEPS * product.form.n / 8
-        self._products.setdefault(warp.number, []).append(end)
-        if warp.index % 4 == 0:
-            self._extend(track, f"m64n{product.form.n}k16", begin, end)
-        return super().schedule_product(warp_index, product)
+        for n in widths:
+            begin = max(self._clocks.get(warp.number, 0.0), *self._products.get(warp.number, [0.0])[-1:])
+            end = begin + PRODUCT_STEPS * n / 8
+            self._products.setdefault(warp.number, []).append(end)
+            if warp.index % 4 == 0:
+                self._extend(track, f"m64n{n}k16", begin, end)
+        return super().schedule_products(warp_index, widths)
 
     def _extend(self, track: Track, name: str, begin: float, end: float) -> None:
         """A product that follows the last one without a gap makes its span longer."""

@@ -20,7 +20,7 @@ MultiplyAdd = Callable[[Array, Array, Array], Array]
 Kernel = Callable[[Array, Array, Array, Array, int, int, Array], int]
 # Arithmetic -> its kernel, and the multiplications after which a process compiles it: about as many as numpy does
 # while a compiler runs.
-_KERNELS = {multiply_add_hopper: ("hopper", 1 << 23), multiply_add_wide: ("wide", 1 << 26)}
+_KERNELS = {multiply_add_hopper: ("hopper", 1 << 25), multiply_add_wide: ("wide", 1 << 27)}
 _multiplied: dict[MultiplyAdd, int] = dict.fromkeys(_KERNELS, 0)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from cakegen.compile.cache_folder import cache_root
+from cakegen.compile.cache_folder import cache_root, refuse_strangers
 from cakegen.errors import CakeError
 
 Kernel = Callable[[Any, Any, Any, Any, int, int, Any], int]
@@ -31,10 +31,13 @@ _inlined: Callable[[Any], Any] = numba.njit
 
 @functools.cache
 def compiled(kernel: Kernel) -> Kernel:
-    """A kernel in machine code, which is kept in the cache's folder for later processes."""
+    """A kernel in machine code, which is kept in the cache's folder for later processes if that folder is ours."""
     before = _config.CACHE_DIR
-    with contextlib.suppress(CakeError):
-        _config.CACHE_DIR = str(cache_root() / "numba")
+    with contextlib.suppress(CakeError, OSError):
+        folder = cache_root() / "numba"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_strangers(folder)
+        _config.CACHE_DIR = str(folder)
     try:
         found: Kernel = numba.njit(_SIGNATURE, cache=bool(_config.CACHE_DIR), nogil=True)(kernel)
     finally:

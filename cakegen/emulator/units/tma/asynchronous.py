@@ -5,7 +5,9 @@ A parked wait tries again from its instruction once the barrier's phase has chan
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +43,7 @@ _BULK_FORMS = {
     ("shared::cluster", "global", "mbarrier::complete_tx::bytes"),
     ("shared::cta", "global", "mbarrier::complete_tx::bytes"),
 }
+_ONES = np.ones(32, np.uint32)
 _SPACES = {"shared", "shared::cta", "b64"}
 _SCOPED = _SPACES | {"shared::cluster", "relaxed", "cta", "cluster"}
 # What may stand behind an operation (PTX ISA 9.7.13.15); `noComplete` and `arrive_drop` are not modelled.
@@ -59,25 +62,46 @@ class CopyHost(Issues, HasMemory, HasAdversary, HasTensorMaps, Protocol):
     """What copies and mbarriers ask of their launch."""
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What an opcode on mbarriers says."""
+
+    what: str
+    remote: bool
+    expects: bool
+    relaxed: bool
+    parity: bool
+    scope: int
+
+
+@functools.lru_cache(maxsize=256)
+def _form_of(parts: tuple[str, ...]) -> _Form | None:
+    """The form of an opcode, by default at the scope of the CTA (PTX ISA 9.7.13.15); None: it is not modelled."""
+    what, *rest = parts[1:]
+    if parts[-1] != "b64" or not set(rest) <= _MBARRIER_FORMS.get(what, set()):
+        return None
+    scope = next((SCOPES[part] for part in rest if part in SCOPES), CTA)
+    return _Form(what, "shared::cluster" in rest, "expect_tx" in rest, "relaxed" in rest, "parity" in rest, scope)
+
+
 def run_mbarrier(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """`mbarrier.*`, lane by lane."""
-    what = instruction.parts[1]
-    if instruction.parts[-1] != "b64" or not set(instruction.parts[2:]) <= _MBARRIER_FORMS.get(what, set()):
+    form = _form_of(instruction.parts)
+    if form is None:
         raise refused(instruction)
+    what, remote, scope = form.what, form.remote, form.scope
     if what in ("try_wait", "test_wait"):
-        _wait(machine, strand, instruction, active)
+        _wait(machine, strand, instruction, active, form)
         return
-    remote = "shared::cluster" in instruction.parts
     has_result = what == "arrive"
     address = read_address(strand, instruction.operands[1 if has_result else 0], "u4")
     rest = instruction.operands[2 if has_result else 1 :]
-    count = read_lanes(strand, rest[0], "u4") if rest else np.ones(32, np.uint32)
+    count = read_lanes(strand, rest[0], "u4") if rest else _ONES
     if has_result and not isinstance(instruction.operands[0], Sink):
         raise refused(instruction)
     thread = strand.warp.at(strand.pc - 1, active)
-    scope = _scope(instruction)
     released = None
-    if what == "arrive" and thread is not None and "relaxed" not in instruction.parts:
+    if what == "arrive" and thread is not None and not form.relaxed:
         released = thread.released(scope) if remote else thread.releasing(scope)
     for lane in np.flatnonzero(active):
         cta, offset = locate(strand, int(address[lane]), remote)
@@ -92,8 +116,7 @@ def run_mbarrier(machine: CopyHost, strand: Strand, instruction: Instruction, ac
         elif what == "complete_tx":
             cta.complete_bytes(offset, int(count[lane]))
         else:
-            expects = "expect_tx" in instruction.parts
-            tx_bytes, arrivals = (int(count[lane]), 1) if expects else (0, int(count[lane]))
+            tx_bytes, arrivals = (int(count[lane]), 1) if form.expects else (0, int(count[lane]))
             if cta is strand.warp.cta:
                 strand.warp.release()
                 cta.arrive(offset, arrivals, tx_bytes, released)
@@ -105,14 +128,9 @@ def run_mbarrier(machine: CopyHost, strand: Strand, instruction: Instruction, ac
         thread.tick()
 
 
-def _scope(instruction: Instruction) -> int:
-    """The scope of an operation on an mbarrier, by default the CTA (PTX ISA 9.7.13.15)."""
-    return next((SCOPES[part] for part in instruction.parts[2:] if part in SCOPES), CTA)
-
-
-def _wait(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array) -> None:
+def _wait(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array, form: _Form) -> None:
     """`try_wait.parity`: parks where it would fail, until the barrier's phase changes; may fail first."""
-    if "parity" not in instruction.parts:
+    if not form.parity:
         raise refused(instruction)
     target, where, parity_operand = instruction.operands[:3]
     addresses = read_address(strand, where, "u4")
@@ -121,29 +139,33 @@ def _wait(machine: CopyHost, strand: Strand, instruction: Instruction, active: A
     thread = strand.warp.at(strand.pc - 1, active)
     blocking = None
     completed: list[MBarrier] = []
-    for address, parity in set(zip(addresses[active].tolist(), parities[active].tolist(), strict=True)):
+    waits = set(zip(addresses[active].tolist(), parities[active].tolist(), strict=True))
+    for address, parity in waits:
         cta, offset = locate(strand, address, False)
         barrier = cta.barrier_at(offset)
-        here = (addresses == np.uint32(address)) & (parities == np.uint32(parity))
         if parity > 1:
             raise Fault("barrier", f"{barrier}: waited for with parity {parity}")
         require_initialised(thread, barrier)
-        passed = barrier.has_completed(parity)
-        done |= here & passed
-        completed += [barrier] * passed
-        blocking = blocking if passed else barrier
+        if not barrier.has_completed(parity):
+            blocking = barrier
+            continue
+        completed.append(barrier)
+        if len(waits) == 1:
+            done = active
+        else:
+            done |= (addresses == np.uint32(address)) & (parities == np.uint32(parity))
     if machine.adversary.fails_spuriously():
-        done[:] = False
-    elif not np.count_nonzero(done & active) and blocking is not None and "try_wait" in instruction.parts:
+        done = np.zeros(32, np.bool_)
+    elif blocking is not None and form.what == "try_wait" and not np.count_nonzero(done & active):
         strand.pc -= 1
         park(strand, blocking.waiters, _Wait(blocking, parities, active))
         return
     if thread is not None and np.count_nonzero(done):
         # a relaxed wait orders nothing, unless a fence follows (PTX ISA 9.7.13.15.16, 8.8)
-        take = thread.observe if "relaxed" in instruction.parts else thread.acquire
+        take = thread.observe if form.relaxed else thread.acquire
         for barrier in completed:
             if barrier.order is not None:
-                take(barrier.order.passed, _scope(instruction))
+                take(barrier.order.passed, form.scope)
     write_lanes(strand, target, active, done)
 
 

@@ -7,7 +7,6 @@ fault. The sum itself happens when the adversary says, in order along one accumu
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -18,69 +17,12 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.memory import SharedMemory
 from cakegen.emulator.order.warp_order import WarpOrder
-from cakegen.emulator.text.ptx import Immediate, Instruction, Register, Vector
 from cakegen.emulator.units.product_chains import MultiplyAdd, add_products
-from cakegen.emulator.units.wgmma.operands import Tile, TileStack, TileTable, decode_descriptor
-from cakegen.errors import EmulationError
+from cakegen.emulator.units.wgmma.batch import Batch, IssueRun, Product, make_batch
+from cakegen.emulator.units.wgmma.form import WgmmaForm
+from cakegen.emulator.units.wgmma.operands import TileStack, TileTable
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class WgmmaForm:
-    """One decoded instruction: `d [64, n] (+)= a [64, 16] b [n, 16]^T`, operands K-major bf16 in shared memory.
-
-    Parameters
-    ----------
-    accumulate
-        `scale-d`; of a form with a predicate in its place, what the predicate said.
-    predicate
-        Index of that register; -1: none.
-    """
-
-    instruction: Instruction
-    n: int
-    registers: tuple[int, ...]
-    a: int
-    b: int
-    accumulate: bool
-    predicate: int = -1
-
-    def at(self, R: list[Any]) -> WgmmaForm:
-        """The form with its predicate read."""
-        if self.predicate < 0:
-            return self
-        lanes = R[self.predicate]
-        if (lanes != lanes[0]).any():
-            raise Fault("divergence", "the lanes of a warp disagree on the scale-d of a wgmma")
-        return self if lanes[0] else dataclasses.replace(self, accumulate=False)
-
-
-def decode_wgmma(instruction: Instruction) -> WgmmaForm:
-    """Decode `wgmma.mma_async` once.
-
-    Raises
-    ------
-    EmulationError
-        A shape, a type or an operand that is not modelled.
-    """
-    parts = instruction.parts
-    shape = parts[4] if len(parts) > 4 else ""
-    known = parts[1:4] == ("mma_async", "sync", "aligned") and parts[5:] == ("f32", "bf16", "bf16")
-    values = [operand.value for operand in instruction.operands[4:] if isinstance(operand, Immediate)]
-    scale = instruction.operands[3] if len(instruction.operands) == 8 else None
-    accumulate = scale.value if isinstance(scale, Immediate) else int(isinstance(scale, Register)) or -1
-    if not known or values != [1, 1, 0, 0] or accumulate not in (0, 1):
-        raise EmulationError(f"{instruction.place}: {instruction.text[:100]!r}: this form of wgmma is not modelled")
-    d, a, b = instruction.operands[:3]
-    n = int(shape.removeprefix("m64n").removesuffix("k16"))
-    if not isinstance(d, Vector) or not isinstance(a, Register) or not isinstance(b, Register) or not 8 <= n <= 256:
-        raise EmulationError(f"{instruction.place}: {instruction.text[:100]!r}: operands of wgmma not modelled")
-    registers = tuple(item.index for item in d.items if isinstance(item, Register))
-    if len(registers) != n // 2:
-        raise EmulationError(f"{instruction.place}: m64n{n} needs {n // 2} accumulator registers; got {len(registers)}")
-    predicate = scale.index if isinstance(scale, Register) else -1
-    return WgmmaForm(instruction, n, registers, a.index, b.index, accumulate == 1, predicate)
 
 
 class InFlight:
@@ -120,16 +62,6 @@ class Chain:
 
 
 @dataclass(eq=False)
-class Product:
-    """One issued wgmma of a warp: the instruction of an index."""
-
-    chain: Chain
-    form: WgmmaForm
-    tile: Tile
-    index: int
-
-
-@dataclass(eq=False)
 class Group:
     """What one `wgmma.commit_group` commits: how many products, their chains, the granules that they hold."""
 
@@ -149,7 +81,7 @@ class ProductCta(Protocol):
     def shared(self) -> SharedMemory:
         """Where operands are."""
 
-    def match_warpgroup(self, warp: int, number: int, what: Any) -> None:
+    def match_warpgroup(self, warp: int, number: int, what: Sequence[Any]) -> None:
         """The four warps of a warpgroup must issue the same wgmmas with the same descriptors."""
 
 
@@ -188,8 +120,8 @@ class ProductHost(Protocol):
     def constants(self) -> Sequence[Array]:
         """What the translated blocks hold as constants."""
 
-    def schedule_product(self, warp: int, product: Product) -> bool:
-        """A product of the warp with that index was issued; whether it reads its operands at once."""
+    def schedule_products(self, warp: int, widths: Sequence[int]) -> list[bool]:
+        """Products of so many columns were issued by the warp with that index; which read their operands at once."""
 
 
 class WgmmaUnit:
@@ -199,7 +131,7 @@ class WgmmaUnit:
         self._warp = warp
         self._host = host
         self._chains: dict[tuple[int, ...], Chain] = {}
-        self._fresh: list[Product] = []
+        self._fresh: list[tuple[Batch, list[Chain]]] = []
         self._uncommitted = Group()
         self._groups: list[Group] = []
         self._issued = 0
@@ -223,16 +155,16 @@ class WgmmaUnit:
         if self._warp.thread is not None:
             self._fenced = {index: R[index] for index in self._host.accumulators}
 
-    def issue(self, form: WgmmaForm, R: list[Any], index: int) -> None:
-        """`wgmma.mma_async`, the instruction of that index; `flush` must follow before anything else touches memory."""
-        warp, form = self._warp, form.at(R)
-        shared = warp.cta.shared
-        a = decode_descriptor(R[form.a], "a")
-        b = decode_descriptor(R[form.b], "b")
-        warp.cta.match_warpgroup(warp.index, self._issued, (form.instruction.place.ptx_line, a, b))
-        self._issued += 1
-        tile = self._host.tiles.tile(a, b, warp.index % 4, form.n, shared)
-        self._fresh.append(Product(self._chain(form, R), form, tile, index))
+    def issue(self, run: IssueRun, R: list[Any]) -> None:
+        """Some `wgmma.mma_async`; `flush` must follow before anything else touches memory."""
+        warp, tiles = self._warp, self._host.tiles
+        key = (run, warp.index % 4, run.key(R))
+        batch = tiles.batches.get(key)
+        if batch is None:
+            batch = tiles.batches[key] = run.decode(R, warp.index, warp.cta.index, tiles, warp.cta.shared)
+        warp.cta.match_warpgroup(warp.index, self._issued, batch.what)
+        self._issued += len(batch.products)
+        self._fresh.append((batch, [self._chain(part.form, R) for part in batch.parts]))
 
     def flush(self) -> None:
         """What was issued since the last flush begins to read shared memory, all of it at once.
@@ -243,32 +175,36 @@ class WgmmaUnit:
             What it reads is not there, is still being written, or nothing orders the read behind the write.
         """
         fresh, self._fresh = self._fresh, []
-        if not fresh:
-            return
-        granules = self._host.tiles.union(tuple(product.tile for product in fresh))
-        try:
-            self._hold(granules, fresh[0].index)
-        except Fault:
-            for product in fresh:
-                self._hold_alone(product)
-            raise
-        group = self._uncommitted
-        group.held.append(granules)
-        group.products += len(fresh)
-        by_chain: dict[Chain, list[Product]] = {}
-        at_once: dict[Chain, int] = {}
-        for product in fresh:
-            products = by_chain.setdefault(product.chain, [])
-            products.append(product)
-            if self._host.schedule_product(self._warp.index, product):
-                at_once[product.chain] = len(products)
-        for chain, products in by_chain.items():
-            stack = self._host.tiles.stack(tuple(product.tile for product in products))
-            from_zero = np.array([not product.form.accumulate for product in products], np.bool_)
-            chain.pending.append(Run(stack, from_zero))
-            group.chains.add(chain)
-            if chain in at_once:
-                self._execute(chain, at_once[chain])
+        for batch, chains in self._together(fresh):
+            try:
+                self._hold(batch.granules, batch.products[0].index)
+            except Fault:
+                for product in batch.products:
+                    self._hold_alone(product)
+                raise
+            group = self._uncommitted
+            group.held.append(batch.granules)
+            group.products += len(batch.products)
+            group.chains.update(chains)
+            at_once = self._host.schedule_products(self._warp.index, batch.widths)
+            for part, chain in zip(batch.parts, chains, strict=True):
+                chain.pending.append(Run(part.tiles, part.fresh))
+                count = max((at + 1 for at, number in enumerate(part.numbers) if at_once[number]), default=0)
+                if count:
+                    self._execute(chain, count)
+
+    def _together(self, fresh: list[tuple[Batch, list[Chain]]]) -> list[tuple[Batch, list[Chain]]]:
+        """Several batches as one."""
+        if len(fresh) < 2:
+            return fresh
+        products = tuple(product for batch, _ in fresh for product in batch.products)
+        batch = self._host.tiles.batches.get(products)
+        if batch is None:
+            batch = self._host.tiles.batches[products] = make_batch(list(products), self._host.tiles)
+        chains = {
+            part.form.registers: chain for each, kept in fresh for part, chain in zip(each.parts, kept, strict=True)
+        }
+        return [(batch, [chains[part.form.registers] for part in batch.parts])]
 
     def _hold_alone(self, product: Product) -> None:
         """As of several, so that a fault names the product."""

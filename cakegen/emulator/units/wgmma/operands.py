@@ -88,6 +88,8 @@ class TileTable:
     def __init__(self) -> None:
         self._known: dict[tuple[Descriptor, Descriptor, int, int], Tile] = {}
         self._unions: dict[tuple[Tile, ...], Array] = {}
+        # products that were decoded together (`batch`), by what they depend on
+        self.batches: dict[Any, Any] = {}
         self._stacks: dict[tuple[Tile, ...], TileStack] = {}
 
     def tile(self, a: Descriptor, b: Descriptor, quarter: int, n: int, shared: SharedMemory) -> Tile:
