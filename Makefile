@@ -27,8 +27,9 @@ lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-format: $(READY) ## Rewrite Python files in the project's layout
+format: $(READY) ## Rewrite Python files and the kernels' headers in the project's layout
 	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i templates/kernels/*.cuh
 
 check: $(READY) ## The generated tree is what its exports and templates say
 	@$(BIN)/cakegen export --check

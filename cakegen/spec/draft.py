@@ -22,7 +22,7 @@ latent = 1024
 experts = 256
 # intermediate width of the shared expert; a rank holds this over its TP degree, in whole 64 columns
 shared_intermediate = 2048
-# added to the mean of squares of KimiRMSNorm
+# added to the mean of squares of the RMS norm
 norm_eps = 1e-5
 # SiTU(g, u) = beta * tanh(g / beta) * sigmoid(g) * linear_beta * tanh(u / linear_beta)
 situ_beta = 4.0

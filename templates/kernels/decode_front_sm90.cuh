@@ -24,7 +24,7 @@ __device__ __forceinline__ Fragment fragment_of(const Tile& tile) {
             warp,
             lane_id(),
             {!shared || in_half, shared ? in_half : Cfg::kHalfRows + 16 * warp >= 64},
-            shared ? Cfg::kBlockM : 2 * Cfg::kHalfRows};
+            static_cast<u32>(shared ? Cfg::kBlockM : 2 * Cfg::kHalfRows)};
     } else {
         return {threadIdx.x, warp, lane_id()};
     }

@@ -1,4 +1,4 @@
-"""The kernel's parameters, which follow from the argument plan, and the signature that declares them."""
+"""A program's text: constants, signature and call, which follow from its constants, argument plan and operands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from models import tiny_model
 from cakegen import paths
 from cakegen.emit.decode import norm_program
 from cakegen.emit.environment import render_template, template_environment
-from cakegen.emit.program import ProgramSpec
+from cakegen.emit.operands import plain
+from cakegen.emit.program import Constant, Operand, ProgramSpec
+from cakegen.emit.tree import KERNEL_TEMPLATE
 from cakegen.errors import EmitError
 from cakegen.plan.records import NormForm
 from cakegen.registry import LaunchRecord, TensorMapEntry
@@ -35,7 +37,7 @@ def test_parameters_are_the_argument_plan_without_the_grid(spec: ProgramSpec) ->
         ("const __grid_constant__ TensorMap", "y_workspace_map"),
         ("const u16*", "routed"),
         ("u16*", "y_workspace"),
-        ("i32", "num_tokens"),
+        ("u32", "num_tokens"),
     )
 
 
@@ -56,6 +58,14 @@ def test_buffer_without_a_type_is_refused(spec: ProgramSpec) -> None:
         assert unknown.parameters
 
 
+def text_of(spec: ProgramSpec) -> str:
+    """The program below its banner and includes: `struct Cfg`, signature and call."""
+    context = {"spec": spec, "headers": ["cake_body.cuh"]}
+    text = render_template(template_environment(paths.templates_root()), KERNEL_TEMPLATE, context)
+    assert text.startswith('#include "cake_body.cuh"\n\nusing namespace cake;\n')
+    return text[text.index("struct Cfg {") :]
+
+
 @pytest.mark.parametrize(
     ("cluster_ctas", "smem_bytes", "attributes"),
     [
@@ -64,14 +74,52 @@ def test_buffer_without_a_type_is_refused(spec: ProgramSpec) -> None:
         (2, 4096, "__cluster_dims__(2, 1, 1)\n__launch_bounds__(Cfg::kNumThreads, 1)\n"),
     ],
 )
-def test_signature_follows_the_launch(spec: ProgramSpec, cluster_ctas: int, smem_bytes: int, attributes: str) -> None:
+def test_signature_follows_the_launch_and_the_argument_plan(
+    spec: ProgramSpec, cluster_ctas: int, smem_bytes: int, attributes: str
+) -> None:
     launch = LaunchRecord((128, 1, 1), (cluster_ctas, 1, 1), False, False, False, smem_bytes)
     spec = dataclasses.replace(spec, launch=launch)
-    text = render_template(template_environment(paths.templates_root()), "kernels/signature.cuh", {"spec": spec})
-    assert text == (
+    _, _, behind = text_of(spec).partition("\n};\n\n")
+    assert behind.startswith(
         f'extern "C" __global__ void\n{attributes}kernel_{spec.name}(\n'
         "    const __grid_constant__ TensorMap y_workspace_map,\n"
         "    const u16* routed,\n"
         "    u16* y_workspace,\n"
-        "    i32 num_tokens) {\n"
+        "    u32 num_tokens) {\n"
+    )
+
+
+def test_constants_are_typed_by_their_values_and_a_text_names_a_macro(spec: ProgramSpec) -> None:
+    constants = (
+        Constant("kFlag", True, "a flag"),
+        Constant("kCount", 3, "a count"),
+        Constant("kScale", 0.5, "a scale"),
+        Constant("kBlocks", "K2_ITERS", "from the compile line"),
+    )
+    spec = dataclasses.replace(spec, constants=constants)
+    members, _, _ = text_of(spec).partition("\n};\n")
+    assert members.splitlines()[1:] == [
+        f"    static constexpr u32 kProgramId = {spec.program_id:#010x}u;  // how this program names itself in a wait record",
+        "    static constexpr bool kFlag = true;  // a flag",
+        "    static constexpr int kCount = 3;  // a count",
+        "    static constexpr float kScale = 0.5f;  // a scale",
+        "    static constexpr u32 kBlocks = K2_ITERS;  // from the compile line",
+    ]
+
+
+def test_body_is_called_with_structs_of_parameters_and_parameters(spec: ProgramSpec) -> None:
+    operands = (
+        Operand(("y_workspace_map", "routed"), "Inputs"),
+        Operand((), "Nothing"),
+        *plain("num_tokens"),
+    )
+    spec = dataclasses.replace(spec, operands=operands)
+    _, _, call = text_of(spec).partition(") {\n")
+    assert call == (
+        "    tail_norm<Cfg>(\n"
+        "        Inputs{\n"
+        "            y_workspace_map, routed},\n"
+        "        Nothing{},\n"
+        "        num_tokens);\n"
+        "}\n"
     )

@@ -33,11 +33,11 @@ def pool_of(root: Path, texts: dict[str, str]) -> HeaderPool:
 
 
 def test_header_is_called_after_its_template_and_what_it_is_given(tmp_path: Path) -> None:
-    pool = pool_of(tmp_path, {"device/mma.cuh": "// ${n | i32}\n", "kernels/sm90/front.cuh": "// front\n"})
-    assert pool.header("kernels/sm90/front.cuh") == "cake_kernels_sm90_front.cuh"
+    pool = pool_of(tmp_path, {"device/mma.cuh": "// ${n | i32}\n", "kernels/front/sm90.cuh": "// front\n"})
+    assert pool.header("kernels/front/sm90.cuh") == "cake_kernels_front_sm90.cuh"
     assert pool.header("device/mma.cuh", n=96) == "cake_device_mma_n96.cuh"
     texts = pool.texts()
-    assert set(texts) == {"cake_kernels_sm90_front.cuh", "cake_device_mma_n96.cuh"}
+    assert set(texts) == {"cake_kernels_front_sm90.cuh", "cake_device_mma_n96.cuh"}
     assert texts["cake_device_mma_n96.cuh"].endswith("\n\n// 96\n")
     assert all(is_intact(text) for text in texts.values())
     assert "// From templates/device/mma.cuh." in texts["cake_device_mma_n96.cuh"]
@@ -45,10 +45,22 @@ def test_header_is_called_after_its_template_and_what_it_is_given(tmp_path: Path
 
 
 def test_pool_holds_what_its_headers_include(tmp_path: Path) -> None:
-    include = '#include "device/b.cuh"\n'
-    pool = pool_of(tmp_path, {"device/a.cuh": include, "device/b.cuh": "// b\n", "device/c.cuh": "// c\n"})
+    include = '#include "device/b.cuh"\n#include "device/deeper/d.cuh"\n// #include "device/c.cuh"\n'
+    parts = {"device/b.cuh": "// b\n", "device/c.cuh": "// c\n", "device/deeper/d.cuh": "// d\n"}
+    pool = pool_of(tmp_path, {"device/a.cuh": include, **parts})
     pool.header("device/a.cuh")
-    assert set(pool.texts()) == {"cake_device_a.cuh", "cake_device_b.cuh"}
+    texts = pool.texts()
+    assert set(texts) == {"cake_device_a.cuh", "cake_device_b.cuh", "cake_device_deeper_d.cuh"}
+    assert texts["cake_device_a.cuh"].endswith(
+        '\n\n#include "cake_device_b.cuh"\n#include "cake_device_deeper_d.cuh"\n// #include "device/c.cuh"\n'
+    )
+
+
+def test_include_of_no_template_is_refused(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, {"device/a.cuh": '#include "device/absent.cuh"\n'})
+    pool.header("device/a.cuh")
+    with pytest.raises(EmitError, match=r"template 'device/absent\.cuh': No such file"):
+        pool.texts()
 
 
 @pytest.mark.parametrize("template", ["../a.cuh", "device/a.cu", "Device/a.cuh", "device//a.cuh", "/device/a.cuh"])

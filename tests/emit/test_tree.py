@@ -186,7 +186,7 @@ def test_edit_of_a_header_changes_that_header_alone(templates: Path) -> None:
     assert {name for name, text in after.headers.items() if text != before.headers[name]} == {"cake_device_base.cuh"}
 
 
-def test_family_preamble_edit_changes_digests_of_its_includers_only(tmp_path: Path, templates: Path) -> None:
+def test_edit_of_a_header_changes_the_digests_of_its_includers_only(tmp_path: Path, templates: Path) -> None:
     model = dataclasses.replace(small_model(), targets=(Target("sm_90a", (8,), (3,)),))
     digests = []
     for step in range(2):
@@ -195,9 +195,9 @@ def test_family_preamble_edit_changes_digests_of_its_includers_only(tmp_path: Pa
         digests.append({(p.role, name): p.closure_digest for name, p in registry.programs.items()})
         (templates / "device/wgmma.cuh").write_text("#pragma once\n// another\n")
     changed = {role for role, name in digests[0] if digests[0][role, name] != digests[1][role, name]}
-    with_family = {"decode_front", "decode_tail", "front_gemm", "tail_gemm"}
-    assert {role for role, _ in digests[0]} == with_family | {"tail_norm"}
-    assert changed == with_family
+    with_wgmma = {"decode_front", "decode_tail", "front_gemm", "tail_gemm"}
+    assert {role for role, _ in digests[0]} == with_wgmma | {"tail_norm"}
+    assert changed == with_wgmma
 
 
 @pytest.mark.parametrize(
@@ -327,3 +327,12 @@ def test_tree_does_not_depend_on_the_order_of_a_folder(monkeypatch: pytest.Monke
     for name in ("listdir", "scandir", "walk"):
         monkeypatch.setattr(os, name, refuse)
     assert render_tree(small_model(), "tiny_latent_moe") == expected
+
+
+def test_two_specifications_of_one_name_are_refused(templates: Path) -> None:
+    """Comments, summary and headers are text and no part of the hash: a name must not stand for two texts."""
+    keys = reached_keys(small_model())
+    again = next(entry for entry in keys if entry.program.role == "decode_front")
+    other = dataclasses.replace(again, program=dataclasses.replace(again.program, summary="another"))
+    with pytest.raises(EmitError, match=r"two specifications share one canonical form but differ in their comments"):
+        render_tree(small_model(), "tiny_latent_moe", templates, keys=(*keys, other))
