@@ -5,9 +5,12 @@ The constants are the `struct Cfg` of the templates below `templates/kernels`.
 
 from __future__ import annotations
 
+from cakegen.emit.decode_line import line_constants
+from cakegen.emit.decode_pipeline import decode_pipeline
 from cakegen.emit.decode_tokens import token_map, token_part_constants
 from cakegen.emit.decode_warps import tensor_memory_constants
 from cakegen.emit.operands import FRONT_MAPS, FRONT_OUTPUTS, NO_NORM, NORM_OPERANDS, TAIL_MAPS, TAIL_OUTPUT, plain
+from cakegen.emit.pipeline import Edge, Pipeline
 from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
@@ -18,7 +21,6 @@ from cakegen.plan.records import BLOCK_K, DecodeForm, LaunchShape, NormForm
 from cakegen.plan.smem import (
     BARRIER_BYTES,
     DecodeSmem,
-    UnitShare,
     a_chunk_bytes,
     a_pad_bytes,
     b_chunk_bytes,
@@ -38,6 +40,12 @@ MAX_VECTORS_PER_LANE = 20
 """A norm warp holds its row in registers: 20 vectors of 8 fp32 sums are 160 of the 255 that a thread may have."""
 
 
+_NORM_PIPELINE = Pipeline(
+    "One warp normalises one row: kRowsPerCta rows a CTA, no shared memory.",
+    edges=(Edge("each warp", "its row of y, in global memory", "the launch that follows"),),
+)
+
+
 def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramSpec:
     """The program of one decode form.
 
@@ -48,7 +56,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     """
     family, smem = FAMILIES[arch_family], decode_smem(form)
     warps = family.warp_roles(form)
-    barriers = _barriers(form, arch_family)
+    pipeline = decode_pipeline(form, warps)
     tail = form.stage == "tail"
     constants = (
         *_thread_constants(form, warps),
@@ -62,7 +70,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
         ),
         *_smem_constants(form, smem),
         *(tensor_memory_constants(model, form, smem) if arch_family == "sm100" else ()),
-        *barrier_constants(barriers, BARRIER_BYTES, model.name),
+        *barrier_constants(pipeline, BARRIER_BYTES, model.name),
     )
     return ProgramSpec(
         export=model.name,
@@ -75,7 +83,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
         constants=constants,
         arg_plan=_tail_arguments(form) if tail else _front_arguments(),
         tensor_maps=_tail_maps(form, arch_family) if tail else _front_maps(form, arch_family),
-        barriers=barriers,
+        pipeline=pipeline,
         launch=launch_record(family.launch_shape(form)),
     )
 
@@ -103,9 +111,9 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
         operands=plain("routed", "norm_weight", "y_workspace", "num_tokens", *NORM_PARAMETERS),
         summary=f"tail: norm of {form.rows_per_cta} rows a CTA, {'early' if form.early_trigger else 'late'} trigger",
         constants=constants,
-        arg_plan=arguments((), (*NORM_BUFFERS, "wait_record"), ("num_tokens", *NORM_PARAMETERS)),
+        arg_plan=arguments((), NORM_BUFFERS, ("num_tokens", *NORM_PARAMETERS)),
         tensor_maps=(),
-        barriers=(),
+        pipeline=_NORM_PIPELINE,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
     )
 
@@ -151,7 +159,7 @@ def _summary(form: DecodeForm) -> str:
         norm += ", y resident" if form.resident_b else ""
         norm += ", rows staged" if form.staged_rows else ""
     return (
-        f"{form.stage} decode, TP {form.tp}, up to {form.n_pad} tokens: {form.tiles} tiles, {split}, "
+        f"{form.stage} decode, up to {form.n_pad} tokens: {split}, "
         f"{form.num_stages} stages of {form.chunks_per_stage} chunk(s){norm}"
     )
 
@@ -163,7 +171,6 @@ def _thread_constants(form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...
         Constant("kMmaBarrier", 1, f"named barrier of the {warps.finishers}"),
         Constant("kClusterCtas", form.cluster_ctas, "CTAs that share a weight tile and split its K"),
         Constant("kTileCtas", form.cluster_ctas * form.token_parts, "CTAs that work on one weight tile"),
-        Constant("kGridCtas", form.grid_ctas, "CTAs of the launch"),
     )
 
 
@@ -174,7 +181,6 @@ def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
         Constant("kBlockK", BLOCK_K, "elements of a K chunk: one 128-byte swizzled row"),
         *_row_constants(form, arch_family),
         Constant("kNPad", mma_tokens(form), f"tokens of the MMA; those past num_tokens {missing}"),
-        Constant("kSplitFinalize", form.split_finalize, "each CTA of a pair finishes half of the tokens"),
         Constant("kFinalTokens", final_tokens(form), "tokens that a CTA finishes"),
         Constant("kNumStages", form.num_stages, "ring stages"),
         Constant("kChunkABytes", a_chunk_bytes(form.block_m), "one K chunk of weights"),
@@ -183,17 +189,11 @@ def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
 
 
 def _row_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
-    """Which weight rows a thread's two halves of a tile are, and how many arrivals free a stage."""
-    if arch_family == "sm90":
-        half, warp = form.block_m - 64, 16
-        readers = Constant("kStageEmptyArrivals", 4, "MMA warps that read a stage")
-    else:
-        half, warp = 16, 32
-        readers = Constant("kStageEmptyArrivals", 1, "commits of the products that read a stage")
+    """Which weight rows a thread's two halves of a tile are."""
+    half, warp = (form.block_m - 64, 16) if arch_family == "sm90" else (16, 32)
     return (
         Constant("kHalfRows", half, "weight rows from a thread's first half of a tile to its second"),
         Constant("kWarpRows", warp, "weight rows from a warp's to the next warp's, in a half"),
-        readers,
     )
 
 
@@ -213,12 +213,12 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
     return (
         Constant("kStageWeightBytes", weights, "what stage_full expects of weights"),
         Constant("kRank0Units", shares[0].k1_count, "ring units of rank 0, from K chunk 0 on"),
-        Constant("kRank1Units", _rank1(shares).k1_count, "ring units of rank 1"),
+        *(Constant("kRank1Units", share.k1_count, "ring units of rank 1") for share in shares[1:]),
         Constant("kRouterTiles", form.router_tiles, "tiles of gate_weight"),
         Constant("kLatentTiles", form.latent_tiles, "tiles of down_weight"),
         Constant("kRouterCols", dims.experts, "columns of logits"),
         Constant("kLatentCols", dims.latent, "columns of latent"),
-        Constant("kSharedCols", dims.i_local(form.tp), "columns of shared_act: the up rows start there"),
+        *line_constants("columns of shared_act: the up rows start there", "SHARED_COLS"),
         Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
         Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
         *(
@@ -231,10 +231,8 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
 def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles, arch_family: str) -> tuple[Constant, ...]:
     shares = unit_shares(form)
     constants: tuple[Constant, ...] = (
-        Constant("kRank0DownUnits", shares[0].k2_count, "shared-down units of rank 0"),
-        Constant("kRank1DownUnits", _rank1(shares).k2_count, "shared-down units of rank 1"),
-        Constant("kRank0UpUnits", shares[0].k1_count, "up units of rank 0"),
-        Constant("kRank1UpUnits", _rank1(shares).k1_count, "up units of rank 1"),
+        *line_constants("shared-down and up units of rank 0", "RANK0_DOWN_UNITS", "RANK0_UP_UNITS"),
+        *line_constants("the same of rank 1", *("RANK1_DOWN_UNITS", "RANK1_UP_UNITS") * (len(shares) == 2)),
         Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last chunk"),
         Constant("kOutCols", form.out_cols, "columns of out"),
         Constant("kFusedNorm", form.fused_norm, "the launch normalises the routed rows itself"),
@@ -247,12 +245,13 @@ def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles, arch_famil
     if not form.fused_norm:
         return constants
     if form.resident_b:
-        constants += (Constant("kUpCols", form.k1_cols, "columns of this rank's latent slice"),)
+        constants += line_constants("columns of this rank's latent slice", "UP_COLS")
         columns = form.chunks_per_stage * BLOCK_K
         constants += (Constant("kUnitCols", columns, "columns of a unit"),)
     else:
         constants += (_ahead_of_y(form, arch_family),)
     norm = (
+        *line_constants("CTAs of the launch", "GRID_CTAS"),
         Constant("kNormWarps", warps.norm, "warps that normalise rows"),
         Constant("kNormBarrier", 2, "named barrier of the norm warps"),
     )
@@ -293,14 +292,11 @@ def norm_constants(model: Model) -> tuple[Constant, ...]:
     )
 
 
-def _rank1(shares: tuple[UnitShare, ...]) -> UnitShare:
-    return shares[1] if len(shares) == 2 else UnitShare(0, 0, 0, 0)
-
-
 def _smem_constants(form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
     constants: tuple[Constant, ...] = ()
     if form.cluster_ctas == 2:
         constants += (
+            Constant("kSplitFinalize", form.split_finalize, "each CTA of a pair finishes half of the tokens"),
             Constant("kLandingAlias", form.landing_alias, "the partner's sums land in the drained ring"),
             Constant("kLandingOffset", smem.landing_offset, "byte offset of the partner's sums"),
             Constant("kLandingBytes", pushed_bytes(form), "fp32 sums of a tile that land there"),
@@ -320,34 +316,23 @@ def _smem_constants(form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
     return constants
 
 
-def _barriers(form: DecodeForm, arch_family: str) -> tuple[tuple[str, int], ...]:
-    ring = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
-    pair = (("partner_sum", 1), ("ring_drained", 1))
-    sums = (("sums_full", 1),) if arch_family == "sm100" else ()
-    norm = (("rows_issued", 1), ("rows_arrived", 1), ("y_resident", 1), ("rows_staged", 1)) if form.fused_norm else ()
-    return (*ring, *pair, *sums, *norm)
-
-
-def barrier_constants(barriers: tuple[tuple[str, int], ...], reserved_bytes: int, where: str) -> tuple[Constant, ...]:
-    """Byte offsets of barriers that lie side by side from the start of shared memory.
+def barrier_constants(pipeline: Pipeline, reserved_bytes: int, where: str) -> tuple[Constant, ...]:
+    """Byte offsets of a program's barriers.
 
     Raises
     ------
     EmitError
         They need more than the reserved bytes.
     """
-    constants = []
-    offset = 0
-    for name, count in barriers:
-        camel = "".join(word.capitalize() for word in name.split("_"))
-        constants.append(Constant(f"k{camel}Offset", offset, f"byte offset of {name}"))
-        offset += count * MBARRIER_BYTES
-    if offset > reserved_bytes:
+    if pipeline.barrier_bytes > reserved_bytes:
         raise EmitError(
-            f"{where}: {offset // MBARRIER_BYTES} barriers need {offset} bytes; {reserved_bytes} are reserved. "
-            "Lower the number of stages."
+            f"{where}: {pipeline.barrier_bytes // MBARRIER_BYTES} barriers need {pipeline.barrier_bytes} bytes; "
+            f"{reserved_bytes} are reserved. Lower the number of stages."
         )
-    return tuple(constants)
+    return tuple(
+        Constant(f"k{barrier.camel}Offset", offset, f"byte offset of {barrier.label}")
+        for barrier, offset in pipeline.offsets()
+    )
 
 
 def arguments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cakegen.emit.decode_line import line_constants
 from cakegen.emit.program import Constant
 from cakegen.plan import FAMILIES
 from cakegen.plan.records import BLOCK_K, DecodeForm
@@ -25,12 +26,11 @@ def token_part_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, 
     up = larger_half(form.k1_chunks // form.chunks_per_stage)
     if form.stage == "front":
         return (parts, two, Constant("kFirstUnits", up, "ring units of the first sum: rank 0's of such a pair"))
-    down = larger_half(form.k2_chunks // form.chunks_per_stage)
     return (
         parts,
         two,
-        Constant("kFirstDownUnits", down, "shared-down units of the first sum: rank 0's of such a pair"),
-        Constant("kFirstUpUnits", up, "up units of the first sum"),
+        *line_constants("shared-down units of the first sum", "FIRST_DOWN_UNITS"),
+        *line_constants("up units of the first sum", "FIRST_UP_UNITS"),
     )
 
 

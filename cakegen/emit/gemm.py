@@ -96,7 +96,8 @@ def output_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
         )
     return (
         Constant("kDownBlocks", "K2_ITERS", "shared-down blocks of K, which come first"),
-        Constant("kNumK", "NUM_K_ITERS", "K blocks of a tile; the rest are up blocks"),
+        Constant("kUpBlocks", "K1_ITERS", "up blocks of K"),
+        Constant("kNumK", "NUM_K_ITERS", "K blocks of a tile"),
         Constant("kOutCols", dims.hidden, "columns of out"),
         Constant("kNumNTiles", -(-dims.hidden // form.block_n), "column tiles of out"),
         Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last block"),

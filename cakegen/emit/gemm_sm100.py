@@ -17,6 +17,7 @@ from cakegen.emit.gemm import (
     tail_gemm_arguments,
     tail_gemm_operands,
 )
+from cakegen.emit.gemm_pipeline import blackwell_gemm_pipeline
 from cakegen.emit.operands import MAPPED_OUTPUT, NO_NORM, NORM_OPERANDS, TAIL_OUTPUT
 from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
@@ -37,9 +38,6 @@ from cakegen.plan.smem import BF16_BYTES
 from cakegen.plan.workspace import EPILOGUE_GROUPS, PAIR_CTAS, norm_words
 from cakegen.registry import TensorMapEntry
 
-SUMS_READERS = PAIR_CTAS * EPILOGUE_WARPS
-ITEM_READERS = PAIR_CTAS * (1 + EPILOGUE_WARPS) + 1
-"""A loader and the epilogue warps of each CTA, and the thread that multiplies for both."""
 SLAB_COLS = 64
 """Columns of a staged slab, one swizzled row: an epilogue group's in a half of the tile. Its rows are a warp's 32."""
 SLAB_BYTES = WARP_THREADS * SLAB_COLS * BF16_BYTES
@@ -55,18 +53,14 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
     """
     rules, smem = FAMILIES[arch_family].rules(model).prefill, blackwell_gemm_smem(form)
     _refuse_unfit(model, form, smem)
-    barriers = (
-        *(("stage_full", form.num_stages), ("stage_empty", form.num_stages)),
-        *((name, TURNS) for name in ("sums_full", "sums_empty", "item_full", "item_empty")),
-        *((("rows_arrived", 1),) if form.fused_norm else ()),
-    )
+    pipeline = blackwell_gemm_pipeline(form)
     constants = (
         *_warp_constants(form),
         *_tile_constants(rules.raster_m_tiles, form, smem),
         *output_constants(model, form),
         *(_tail_constants(model, form) if form.stage == "tail" else ()),
         *_smem_constants(smem),
-        *barrier_constants(barriers, smem.tensor_base_offset, model.name),
+        *barrier_constants(pipeline, smem.tensor_base_offset, model.name),
     )
     return ProgramSpec(
         export=model.name,
@@ -79,7 +73,7 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         constants=constants,
         arg_plan=_arguments(form),
         tensor_maps=(*gemm_maps(form), *_out_maps(form)),
-        barriers=barriers,
+        pipeline=pipeline,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
     )
 
@@ -91,8 +85,6 @@ def _warp_constants(form: GemmForm) -> tuple[Constant, ...]:
         Constant("kFirstEpilogueWarp", FIRST_EPILOGUE_WARP, "index of the first epilogue warp"),
         Constant("kGroupBarrier", 1, "named barrier of epilogue warps 0 to 3; the next is that of 4 to 7"),
         Constant("kOneItem", form.fused_norm, "the whole grid is resident, a cluster an item"),
-        Constant("kSumsReaders", SUMS_READERS, "epilogue warps of both CTAs"),
-        Constant("kItemReaders", ITEM_READERS, "those, the loaders, and the thread that multiplies"),
     )
 
 

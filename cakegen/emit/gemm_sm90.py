@@ -13,6 +13,7 @@ from cakegen.emit.gemm import (
     tail_gemm_arguments,
     tail_gemm_operands,
 )
+from cakegen.emit.gemm_pipeline import hopper_gemm_pipeline
 from cakegen.emit.operands import NO_NORM, ONE_PARTIAL_NORM, TAIL_OUTPUT
 from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
@@ -47,9 +48,7 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
         No template, more shared memory than there is, or barriers over their bytes.
     """
     rules = FAMILIES[arch_family].rules(model).prefill
-    barriers: tuple[tuple[str, int], ...] = (("stage_full", form.num_stages), ("stage_empty", form.num_stages))
-    if form.tile_groups == 1:
-        barriers += (("turn", MMA_WARPGROUPS),)
+    pipeline = hopper_gemm_pipeline(form)
     smem_constants = _smem_constants(form)
     _refuse_wide(model, form)
     constants = (
@@ -57,7 +56,7 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
         *output_constants(model, form),
         *_norm_constants(model, form),
         *smem_constants,
-        *barrier_constants(barriers, HOPPER_ARRIVALS_OFFSET, model.name),
+        *barrier_constants(pipeline, HOPPER_ARRIVALS_OFFSET, model.name),
     )
     return ProgramSpec(
         export=model.name,
@@ -70,13 +69,12 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
         constants=constants,
         arg_plan=_arguments(form),
         tensor_maps=gemm_maps(form),
-        barriers=barriers,
+        pipeline=pipeline,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
     )
 
 
 def _pair_constants(raster_m_tiles: int, form: GemmForm) -> tuple[Constant, ...]:
-    readers = form.tile_groups * GROUP_WARPS * PAIR_CTAS
     a_bytes = form.block_m * BLOCK_K * BF16_BYTES
     b_bytes = form.block_n * BLOCK_K * BF16_BYTES
     mma_registers, producer_registers = WARPGROUP_REGISTERS[form.fused_norm]
@@ -95,7 +93,6 @@ def _pair_constants(raster_m_tiles: int, form: GemmForm) -> tuple[Constant, ...]
         Constant("kStageABytes", a_bytes, "token rows of a stage"),
         Constant("kHalfBBytes", b_bytes // PAIR_CTAS, "weight rows that one CTA loads for both"),
         Constant("kStageBytes", a_bytes + b_bytes, "what stage_full expects: tokens and both halves of the weights"),
-        Constant("kEmptyArrivals", readers, "warps that read a stage, of both CTAs"),
         Constant("kRasterPairRows", raster_m_tiles // PAIR_CTAS, "pair rows of a raster group"),
     )
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
+from cakegen.emit.pipeline import Pipeline
 from cakegen.errors import EmitError
 from cakegen.registry import LaunchRecord, TensorMapEntry
 
@@ -99,8 +100,10 @@ class ProgramSpec:
         One line for the banner.
     constants
         `struct Cfg`, in the order in which it is read.
-    arg_plan, tensor_maps, barriers, launch
+    arg_plan, tensor_maps, launch
         As in `registry.Program`.
+    pipeline
+        Barriers and edges between the roles.
     """
 
     export: str
@@ -113,8 +116,13 @@ class ProgramSpec:
     constants: tuple[Constant, ...]
     arg_plan: tuple[tuple[str, str], ...]
     tensor_maps: tuple[TensorMapEntry, ...]
-    barriers: tuple[tuple[str, int], ...]
+    pipeline: Pipeline
     launch: LaunchRecord
+
+    @property
+    def barriers(self) -> tuple[tuple[str, int], ...]:
+        """As in `registry.Program`."""
+        return tuple((entry.name, entry.count) for entry in self.pipeline.barriers)
 
     @property
     def canonical(self) -> str:
@@ -125,7 +133,7 @@ class ProgramSpec:
             "constants": {constant.name: constant.value for constant in self.constants},
             "arg_plan": self.arg_plan,
             "tensor_maps": [_map_facts(entry) for entry in self.tensor_maps],
-            "barriers": self.barriers,
+            "barriers": [(entry.name, entry.count, entry.arrivals) for entry in self.pipeline.barriers],
             "launch": asdict(self.launch),
         }
         return json.dumps(facts, sort_keys=True, separators=(",", ":"))

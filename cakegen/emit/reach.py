@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cakegen.emit.decode import decode_program, norm_program
+from cakegen.emit.decode_line import decode_line
 from cakegen.emit.gemm_sm90 import gemm_program_sm90
 from cakegen.emit.gemm_sm100 import gemm_program_sm100
 from cakegen.emit.program import ProgramSpec
@@ -113,8 +114,15 @@ def reached_key(model: Model, witness: Witness) -> ReachedKey:
     form = next((launch.form for launch in launches if launch.key == witness.key), None)
     if form is None:
         raise ValueError(f"{witness.key}: {request} on {device} launches {[launch.key for launch in launches]}")
-    constants = form.constants if isinstance(form, GemmForm) else ()
+    constants = line_of(model, form)
     return ReachedKey(witness.key, program_for(model, form, family.name), constants, tuple(witness.arches))
+
+
+def line_of(model: Model, form: DecodeForm | NormForm | GemmForm) -> tuple[tuple[str, int], ...]:
+    """A form's constants on the compile line."""
+    if isinstance(form, DecodeForm):
+        return tuple(decode_line(model, form).items())
+    return form.constants if isinstance(form, GemmForm) else ()
 
 
 def program_for(model: Model, form: Form, arch_family: str) -> ProgramSpec:

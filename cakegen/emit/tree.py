@@ -8,6 +8,8 @@ shared/cake_<template>.cuh                                                header
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from cakegen.emit.environment import template_environment
 from cakegen.emit.index import TreeProgram, render_readme, render_registry
 from cakegen.emit.program import ProgramSpec
 from cakegen.emit.reach import ReachedKey, reached_keys
-from cakegen.emit.seal import included_files, render_sealed
+from cakegen.emit.seal import MAX_COLUMNS, included_files, render_sealed
 from cakegen.emit.shared import HeaderPool, included_closure
 from cakegen.errors import EmitError
 from cakegen.model import Model
@@ -104,9 +106,14 @@ def _keys_by_program(keys: Sequence[ReachedKey]) -> dict[str, tuple[ReachedKey, 
     for entry in keys:
         served = found.setdefault(entry.program.name, [])
         if served and served[0].program != entry.program:
+            differing = [
+                field.name
+                for field in dataclasses.fields(ProgramSpec)
+                if getattr(served[0].program, field.name) != getattr(entry.program, field.name)
+            ]
             raise EmitError(
-                f"{entry.program.name}: two specifications share one canonical form but differ in their comments, "
-                f"summary or template: {served[0].program} and {entry.program}"
+                f"{entry.program.name}: {served[0].key} and {entry.key} share one canonical form but differ in "
+                f"{', '.join(differing)}; what differs must be part of the form, or the same"
             )
         served.append(entry)
     return {name: tuple(found[name]) for name in sorted(found)}
@@ -115,7 +122,8 @@ def _keys_by_program(keys: Sequence[ReachedKey]) -> dict[str, tuple[ReachedKey, 
 def render_kernel(pool: HeaderPool, spec: ProgramSpec) -> str:
     """The device half of a program, sealed."""
     headers = [pool.header(header.template, **dict(header.values)) for header in spec.headers]
-    body = pool.render(KERNEL_TEMPLATE, {"spec": spec, "headers": headers})
+    about = textwrap.wrap(spec.pipeline.about, MAX_COLUMNS - len("// "), break_on_hyphens=False)
+    body = pool.render(KERNEL_TEMPLATE, {"spec": spec, "headers": headers, "about": about})
     return render_sealed(f"{spec.name}_kernel.cu", spec.export, spec.summary, body)
 
 

@@ -64,7 +64,8 @@ class Blackwell(Family):
 
     def warp_roles(self, form: DecodeForm) -> WarpRoles:
         """The same for every form."""
-        return WarpRoles(6, 4, 4, "epilogue warps", "four epilogue warps, the producer warp, the MMA warp")
+        roles = "four epilogue warps, the producer warp, the MMA warp"
+        return WarpRoles(6, 4, 4, "epilogue warps", "MMA warp", "epilogue warps", roles)
 
     def gemm_smem_bytes(self, form: GemmForm) -> int:
         """See `Family.gemm_smem_bytes`."""

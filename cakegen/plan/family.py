@@ -33,8 +33,8 @@ class WarpRoles:
         Index of the warp that issues the copies.
     norm
         Warps that normalise rows where the norm is fused.
-    finishers
-        What the four warps are called that finish and store the sums.
+    finishers, multiplier, normers
+        What the four warps are called that finish and store the sums; who issues the products; and who normalises.
     comment
         The roles in warp order.
     """
@@ -43,6 +43,8 @@ class WarpRoles:
     producer: int
     norm: int
     finishers: str
+    multiplier: str
+    normers: str
     comment: str
 
 

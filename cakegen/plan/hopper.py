@@ -62,7 +62,8 @@ class Hopper(Family):
     def warp_roles(self, form: DecodeForm) -> WarpRoles:
         """Three more normalise: with 8 warps a thread may have 255 registers, with 9 only 168, and no row fits."""
         norm = 3 if form.fused_norm else 0
-        return WarpRoles(4 + norm + 1, 4 + norm, 3, "MMA warps", "MMA warps, norm warps if fused, a producer warp")
+        roles = f"four MMA warps, {'three norm warps, ' if norm else ''}the producer warp"
+        return WarpRoles(4 + norm + 1, 4 + norm, 3, "MMA warps", "MMA warps", "norm warps", roles)
 
     def gemm_smem_bytes(self, form: GemmForm) -> int:
         """See `Family.gemm_smem_bytes`."""

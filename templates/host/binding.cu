@@ -34,7 +34,7 @@ struct Binding {
 //% else
 //% set parts = spec.tensor_maps | map(attribute="token_parts") | max
 //% set parts = "Cfg::kTokenParts" if parts > 1 else "1"
-    static constexpr cake_host::Shape kShape = cake_host::fixed_grid(Cfg::kGridCtas, Cfg::kNPad, ${parts | code});
+    static constexpr cake_host::Shape kShape = cake_host::fixed_grid(GRID_CTAS, Cfg::kNPad, ${parts | code});
 //% endif
 //% set launch = spec.launch
 //% set extents = [launch.block[0], launch.cluster[0]]

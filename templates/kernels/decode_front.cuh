@@ -42,7 +42,11 @@ __device__ __forceinline__ Tile tile_of(u32 index) {
 // Ring units of a rank: rank 0 owns [0, kRank0Units), rank 1 the rest.
 template <class Cfg>
 __device__ __forceinline__ u32 unit_count(u32 rank) {
-    return rank == 0 ? Cfg::kRank0Units : Cfg::kRank1Units;
+    if constexpr (Cfg::kClusterCtas == 2) {
+        return rank == 0 ? Cfg::kRank0Units : Cfg::kRank1Units;
+    } else {
+        return Cfg::kRank0Units;
+    }
 }
 
 template <class Cfg>
@@ -126,7 +130,7 @@ __device__ __forceinline__ void store_router(
         }
 #pragma unroll
         for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
-            const u32 row = warp_row<Cfg>(at, half) + at.lane / 4 + 8 * ((i >> 1) & 1);
+            const u32 row = half_row<Cfg>(at, half) + 16 * at.warp + at.lane / 4 + 8 * ((i >> 1) & 1);
             const u32 token = 8 * (i >> 2) + 2 * (at.lane % 4) + (i & 1);
             st_shared_f32(staging + token * kPitch + row * 4, sums[half][i]);
         }
@@ -157,7 +161,7 @@ __device__ __forceinline__ void store_shared(
     }
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM / 2 * 2);
     if (at.owns[0]) {
-        stage_bf16<Cfg>(sums[0], at, staging, kPitch, 16 * at.warp);
+        stage_bf16<Cfg>(sums[0], at, staging, kPitch, 0);
     }
     named_barrier_sync(Cfg::kMmaBarrier, 128);
     store_staged<Cfg::kBlockM / 2, 2>(

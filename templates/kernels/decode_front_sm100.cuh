@@ -57,7 +57,7 @@ __device__ __forceinline__ void multiply(const Tile& tile, u32 rank, u32 smem, c
 // Epilogue warps.
 template <class Cfg>
 __device__ __forceinline__ void finish(
-    const Tile& tile, u32 rank, u32 smem, const FrontOutputs& out, u32 num_tokens, const Watch& watch) {
+    const Tile& tile, u32 rank, u32 smem, const FrontOutputs& out, const TokenRange& tokens, const Watch& watch) {
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
     // An earlier launch may still read the outputs. From here on waits are bounded.
     griddepcontrol_wait();
@@ -72,10 +72,10 @@ __device__ __forceinline__ void finish(
         }
         Sums<Cfg> sums;
         if (combine_pair<Cfg>(acc, sums, at, rank, smem, watch)) {
-            store_tile<Cfg>(sums, tile, at, smem + Cfg::kStagingOffset, out, final_tokens<Cfg>(rank, num_tokens));
+            store_tile<Cfg>(sums, tile, at, smem + Cfg::kStagingOffset, out, tokens);
         }
     } else {
-        store_tile<Cfg>(acc, tile, at, smem + Cfg::kStagingOffset, out, final_tokens<Cfg>(rank, num_tokens));
+        store_tile<Cfg>(acc, tile, at, smem + Cfg::kStagingOffset, out, tokens);
     }
 }
 
@@ -83,8 +83,7 @@ template <class Cfg>
 __device__ __forceinline__ void set_up(const FrontMaps& maps, u32 rank, u32 smem) {
     if (threadIdx.x == Cfg::kProducerWarp * 32) {
         prefetch_maps<Cfg>(maps);
-        init_ring_and_pair<Cfg>(smem);
-        mbarrier_init(smem + Cfg::kSumsFullOffset, 1);
+        init_barriers<Cfg>(smem);
         publish_barriers<Cfg>(rank, smem);
     }
     claim_tensor_memory<Cfg>(smem);
@@ -104,7 +103,7 @@ __device__ __forceinline__ void decode_front(
     griddepcontrol_launch_dependents();
     const u32 warp = warp_index();
     if (warp < Cfg::kProducerWarp) {
-        finish<Cfg>(tile, rank, smem, out, num_tokens, watch);
+        finish<Cfg>(tile, rank, smem, out, final_tokens<Cfg>(rank, num_tokens), watch);
     } else if (warp == Cfg::kProducerWarp) {
         if (lane_id() == 0) {
             produce<Cfg>(maps, tile, rank, num_tokens, weights_ahead, smem, watch);

@@ -100,7 +100,7 @@ __device__ __forceinline__ void store_sums(
 
 template <class Cfg>
 __device__ __forceinline__ void multiply_and_store(
-    const Tile& tile, u32 rank, u32 smem, const FrontOutputs& out, u32 num_tokens, const Watch& watch) {
+    const Tile& tile, u32 rank, u32 smem, const FrontOutputs& out, const TokenRange& tokens, const Watch& watch) {
     const Fragment at = fragment_of<Cfg>(tile);
     // The tokens come from an earlier launch, which may still read the outputs too. From here on waits are bounded.
     griddepcontrol_wait();
@@ -111,10 +111,10 @@ __device__ __forceinline__ void multiply_and_store(
         cluster_wait();
         Sums<Cfg> sums;
         if (combine_pair<Cfg>(acc, sums, at, rank, smem, watch)) {
-            store_sums<Cfg>(sums, tile, at, smem, out, final_tokens<Cfg>(rank, num_tokens));
+            store_sums<Cfg>(sums, tile, at, smem, out, tokens);
         }
     } else {
-        store_sums<Cfg>(acc, tile, at, smem, out, final_tokens<Cfg>(rank, num_tokens));
+        store_sums<Cfg>(acc, tile, at, smem, out, tokens);
     }
 }
 
@@ -122,7 +122,7 @@ template <class Cfg>
 __device__ __forceinline__ void set_up(const FrontMaps& maps, u32 rank, u32 smem) {
     if (threadIdx.x == Cfg::kProducerWarp * 32) {
         prefetch_maps<Cfg>(maps);
-        init_ring_and_pair<Cfg>(smem);
+        init_barriers<Cfg>(smem);
         publish_barriers<Cfg>(rank, smem);
     }
     if constexpr (kNarrow<Cfg>) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void decode_front(
     griddepcontrol_launch_dependents();
     if (warp_index() < Cfg::kProducerWarp) {
         clear_missing_rows<Cfg>(loaded_tokens<Cfg>(num_tokens), smem);
-        multiply_and_store<Cfg>(tile, rank, smem, out, num_tokens, watch);
+        multiply_and_store<Cfg>(tile, rank, smem, out, final_tokens<Cfg>(rank, num_tokens), watch);
     } else if (lane_id() == 0) {
         produce<Cfg>(maps, tile, rank, num_tokens, weights_ahead, smem, watch);
     }

@@ -47,6 +47,22 @@ __device__ __forceinline__ RowVectors<Cfg> load_weights(const NormOperands& norm
     }
 }
 
+// The producer's gate, where there is one: a warp arrives once, when its first row's loads are on their way, or when it
+// turns out to have no row.
+template <class Cfg>
+struct RowIssues {
+    bool arrived = false;
+
+    __device__ __forceinline__ void row_is_issued(u32 lane, u32 smem) {
+        if constexpr (Cfg::kIssueGate) {
+            if (!arrived && lane == 0) {
+                mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);
+            }
+            arrived = true;
+        }
+    }
+};
+
 // Rows past num_tokens, and columns past a ragged slice, must be zeros.
 template <class Cfg>
 __device__ __forceinline__ void clear_resident(const Share& share, u32 norm_thread, u32 smem) {
@@ -88,14 +104,11 @@ __device__ __forceinline__ void normalise_resident(
     if constexpr (Cfg::kStagedRows) {
         mbarrier_wait(smem + Cfg::kRowsStagedOffset, 0, watch);
     }
-    bool issued = false;
+    RowIssues<Cfg> issues;
     for (u32 row = norm_warp; row < num_tokens; row += Cfg::kNormWarps) {
         const RowVectors<Cfg> rounded = load_row<Cfg>(norm, row, lane, smem);
         const RowVectors<Cfg> weights = load_weights<Cfg>(norm, lane, smem);
-        if (!issued && lane == 0) {
-            mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);
-        }
-        issued = true;
+        issues.row_is_issued(lane, smem);
         const float scale = reciprocal_norm<Cfg>(rounded);
         chaos_point(row);
         store_resident<Cfg>(up_col0, share, row, rounded, weights, scale, lane, smem);
@@ -103,9 +116,7 @@ __device__ __forceinline__ void normalise_resident(
             store_row<Cfg>(norm.y + static_cast<u64>(row) * norm.y_pitch, rounded, weights, scale, lane);
         }
     }
-    if (!issued && lane == 0) {
-        mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);
-    }
+    issues.row_is_issued(lane, smem);
     fence_proxy_async_shared();
     named_barrier_sync(Cfg::kNormBarrier, Cfg::kNormWarps * 32);
     if (norm_thread == 0) {
@@ -120,23 +131,18 @@ template <class Cfg>
 __device__ __forceinline__ void normalise_shared(
     const NormOperands& norm, u32 num_tokens, u32 norm_warp, u32 lane, u32 smem) {
     griddepcontrol_wait();
-    bool issued = false;
+    RowIssues<Cfg> issues;
     constexpr u32 kRowStep = Cfg::kNormWarps * Cfg::kGridCtas;
     for (u32 row = blockIdx.x + norm_warp * Cfg::kGridCtas; row < num_tokens; row += kRowStep) {
         const RowVectors<Cfg> rounded = load_row<Cfg>(norm, row, lane, smem);
         const RowVectors<Cfg> weights = load_weights<Cfg>(norm, lane, smem);
-        if (!issued && lane == 0) {
-            mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);
-        }
-        issued = true;
+        issues.row_is_issued(lane, smem);
         u16* y = norm.y + static_cast<u64>(row) * norm.y_pitch;
         const float scale = reciprocal_norm<Cfg>(rounded);
         chaos_point(row);
         store_row<Cfg>(y, rounded, weights, scale, lane);
     }
-    if (!issued && lane == 0) {
-        mbarrier_arrive(smem + Cfg::kRowsIssuedOffset);
-    }
+    issues.row_is_issued(lane, smem);
     fence_proxy_async_global();
     named_barrier_sync(Cfg::kNormBarrier, Cfg::kNormWarps * 32);
     if (norm_warp == 0 && lane == 0) {

@@ -19,10 +19,12 @@ struct Share {
 
 template <class Cfg>
 __device__ __forceinline__ Share share_of(u32 rank) {
-    if (rank == 0) {
-        return {0, Cfg::kRank0DownUnits, 0, Cfg::kRank0UpUnits};
+    if constexpr (Cfg::kClusterCtas == 2) {
+        if (rank == 1) {
+            return {Cfg::kRank0DownUnits, Cfg::kRank1DownUnits, Cfg::kRank0UpUnits, Cfg::kRank1UpUnits};
+        }
     }
-    return {Cfg::kRank0DownUnits, Cfg::kRank1DownUnits, Cfg::kRank0UpUnits, Cfg::kRank1UpUnits};
+    return {0, Cfg::kRank0DownUnits, 0, Cfg::kRank0UpUnits};
 }
 
 // What the producer reads.
@@ -43,14 +45,6 @@ __device__ __forceinline__ void prefetch_maps(const TailMaps& maps) {
             prefetch_tensormap(maps.y);
         }
     }
-}
-
-template <class Cfg>
-__device__ __forceinline__ void init_norm_barriers(u32 smem) {
-    mbarrier_init(smem + Cfg::kRowsIssuedOffset, Cfg::kNormWarps);
-    mbarrier_init(smem + Cfg::kRowsArrivedOffset, 1);
-    mbarrier_init(smem + Cfg::kYResidentOffset, 1);
-    mbarrier_init(smem + Cfg::kRowsStagedOffset, 1);
 }
 
 // One up chunk of a [rows, latent] operand. A ragged slice is a map over columns that ends at the slice, so that the

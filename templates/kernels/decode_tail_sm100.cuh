@@ -84,11 +84,7 @@ template <class Cfg>
 __device__ __forceinline__ void set_up(const TailMaps& maps, u32 rank, u32 smem) {
     if (threadIdx.x == Cfg::kProducerWarp * 32) {
         prefetch_maps<Cfg>(maps);
-        init_ring_and_pair<Cfg>(smem);
-        mbarrier_init(smem + Cfg::kSumsFullOffset, 1);
-        if constexpr (Cfg::kFusedNorm) {
-            init_norm_barriers<Cfg>(smem);
-        }
+        init_barriers<Cfg>(smem);
         publish_barriers<Cfg>(rank, smem);
     }
     claim_tensor_memory<Cfg>(smem);

@@ -5,6 +5,7 @@
 #include "device/mbarrier.cuh"
 #include "device/memory.cuh"
 #include "device/stmatrix.cuh"
+#include "kernels/barriers.cuh"
 #include "kernels/ring.cuh"
 
 namespace cake {
@@ -32,21 +33,10 @@ struct Fragment {
     u32 second = 0;  // of a narrow tile: by how many threads the second half's sums land behind the first one's
 };
 
-// First of the 16 rows of a half that the thread's warp holds, in a tile that is not a shared one.
+// Where the rows of a half begin, in a tile that is not a shared one; a warp's are the 16 from there + 16 * warp on.
 template <class Cfg>
-__device__ __forceinline__ u32 warp_row(const Fragment& at, u32 half) {
-    return Cfg::kHalfRows * half + Cfg::kWarpRows * at.warp;
-}
-
-// One thread's part of the set-up; arrivals as listed in the program.
-template <class Cfg>
-__device__ __forceinline__ void init_ring_and_pair(u32 smem) {
-    for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
-        mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
-        mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, Cfg::kStageEmptyArrivals);
-    }
-    mbarrier_init(smem + Cfg::kPartnerSumOffset, 1);
-    mbarrier_init(smem + Cfg::kRingDrainedOffset, 4);
+__device__ __forceinline__ u32 half_row(const Fragment& at, u32 half) {
+    return Cfg::kHalfRows * half + (Cfg::kWarpRows - 16) * at.warp;
 }
 
 // After the last initialisation. Where sums land, their bytes are expected before the partner can store any.
@@ -104,14 +94,14 @@ __device__ constexpr u32 staging_pitch(u32 row_bytes) {
     return row_bytes + 16;
 }
 
-// Rounds the thread's sums of a half to bf16 and stages them; `row` is the first of its warp's 16 weight rows. Matrix
+// Rounds the thread's sums of a half to bf16 and stages them; `first_row` is warp 0's first weight row. Matrix
 // (g, h) of the fragment holds rows 8 h .. + 7 of them, of tokens 8 g .. + 7; stored transposed, a row of memory is one
 // token.
 template <class Cfg>
 __device__ __forceinline__ void stage_bf16(
-    const float (&sums)[Cfg::kFinalTokens / 2], const Fragment& at, u32 staging, u32 pitch_bytes, u32 row) {
+    const float (&sums)[Cfg::kFinalTokens / 2], const Fragment& at, u32 staging, u32 pitch_bytes, u32 first_row) {
     const u32 matrix = at.lane / 8;
-    const u32 column = (row + 8 * (matrix % 2)) * 2;
+    const u32 column = (first_row + 16 * at.warp + 8 * (matrix % 2)) * 2;
     const u32 row_address = staging + (8 * (matrix / 2) + at.lane % 8) * pitch_bytes + column;
     chaos_point(staging);
     if constexpr (Cfg::kFinalTokens == 8) {
@@ -152,9 +142,9 @@ __device__ __forceinline__ void store_staged(
 template <class Cfg>
 __device__ __forceinline__ void stage_tile(const Sums<Cfg>& sums, const Fragment& at, u32 staging) {
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM * 2);
-    stage_bf16<Cfg>(sums[0], at, staging, kPitch, warp_row<Cfg>(at, 0));
+    stage_bf16<Cfg>(sums[0], at, staging, kPitch, half_row<Cfg>(at, 0));
     if (at.owns[1]) {
-        stage_bf16<Cfg>(sums[1], at, staging, kPitch, warp_row<Cfg>(at, 1));
+        stage_bf16<Cfg>(sums[1], at, staging, kPitch, half_row<Cfg>(at, 1));
     }
 }
 

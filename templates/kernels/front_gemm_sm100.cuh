@@ -32,10 +32,7 @@ __device__ __forceinline__ void load_weights(
 template <class Cfg>
 __device__ __forceinline__ void produce(
     const FrontMaps& maps, const Split& split, u32 pair_rows, u32 num_tokens, u32 rank, u32 smem, const Watch& watch) {
-    prefetch_tensormap(maps.x);
-    prefetch_tensormap(maps.router);
-    prefetch_tensormap(maps.latent);
-    prefetch_tensormap(maps.shared);
+    prefetch_maps(maps);
     griddepcontrol_wait();
     ClusterWork<Cfg, Role::kLoader> works(split, rank, smem, watch);
     Ring<Cfg> load;

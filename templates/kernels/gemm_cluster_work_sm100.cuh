@@ -85,14 +85,15 @@ class ClusterWork {
 
     // The item after this one, or kNoCluster.
     __device__ __forceinline__ u32 next_item(const Watch& watch) {
-        if (Cfg::kOneItem) {
+        if constexpr (Cfg::kOneItem) {
             return kNoCluster;
+        } else {
+            if (!is_known_) {
+                next_item_ = take_answer(watch);
+                is_known_ = true;
+            }
+            return next_item_;
         }
-        if (!is_known_) {
-            next_item_ = take_answer(watch);
-            is_known_ = true;
-        }
-        return next_item_;
     }
 
     __device__ __forceinline__ u32 take_answer(const Watch& watch) {

@@ -7,6 +7,7 @@
 #include "device/tcgen05_pair.cuh"
 #include "device/tensor_memory.cuh"
 #include "device/tma_pair.cuh"
+#include "kernels/barriers.cuh"
 #include "kernels/gemm_cluster_work_sm100.cuh"
 #include "kernels/ring.cuh"
 
@@ -102,16 +103,7 @@ __device__ __forceinline__ void multiply(const Split& split, u32 smem, const Wat
 template <class Cfg>
 __device__ __forceinline__ void set_up(u32 smem) {
     if (threadIdx.x == 0) {
-        for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
-            mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
-            mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, 1);
-        }
-        for (u32 turn = 0; turn < 2; ++turn) {
-            mbarrier_init(smem + Cfg::kSumsFullOffset + turn * 8, 1);
-            mbarrier_init(smem + Cfg::kSumsEmptyOffset + turn * 8, Cfg::kSumsReaders);
-            mbarrier_init(smem + Cfg::kItemFullOffset + turn * 8, 1);
-            mbarrier_init(smem + Cfg::kItemEmptyOffset + turn * 8, Cfg::kItemReaders);
-        }
+        init_barriers<Cfg>(smem);
         fence_mbarrier_init();
     }
     if (warp_index() == Cfg::kMmaWarp) {

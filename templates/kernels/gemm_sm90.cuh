@@ -4,6 +4,7 @@
 #include "device/cluster.cuh"
 #include "device/mbarrier.cuh"
 #include "device/wgmma.cuh"
+#include "kernels/barriers.cuh"
 #include "kernels/gemm_tile_sm90.cuh"
 
 namespace cake {
@@ -106,14 +107,7 @@ __device__ __forceinline__ void pass_over(
 template <class Cfg>
 __device__ __forceinline__ void set_up_ring(u32 smem) {
     if (threadIdx.x == 0) {
-        for (u32 stage = 0; stage < Cfg::kNumStages; ++stage) {
-            mbarrier_init(smem + Cfg::kStageFullOffset + stage * 8, 1);
-            mbarrier_init(smem + Cfg::kStageEmptyOffset + stage * 8, Cfg::kEmptyArrivals);
-        }
-        if constexpr (kTakeTurns<Cfg>) {
-            mbarrier_init(smem + Cfg::kTurnOffset, Cfg::kMmaWarps / 2);
-            mbarrier_init(smem + Cfg::kTurnOffset + 8, Cfg::kMmaWarps / 2);
-        }
+        init_barriers<Cfg>(smem);
         fence_mbarrier_init();
     }
     __syncthreads();

@@ -4,6 +4,17 @@
 
 using namespace cake;
 
+//% for line in about
+// ${line | comment}
+//% endfor
+//
+//% for line in spec.pipeline.diagram
+//% if line
+//   ${line | comment}
+//% else
+//
+//% endif
+//% endfor
 
 // Every decision of the planner, and what follows from it. Sizes are bytes where a name ends in Bytes or Offset.
 struct Cfg {
@@ -12,6 +23,14 @@ struct Cfg {
 //% set type, name, value = constant.value | cpp_type, constant.name | ident, constant.value | literal
     static constexpr ${type} ${name} = ${value};  // ${constant.comment | comment}
 //% endfor
+//% if spec.pipeline.barriers
+    // Barriers from the start of shared memory on: how many of a kind, and the arrivals that complete a phase of each.
+    static constexpr BarrierKind kBarriers[] = {
+//% for barrier in spec.pipeline.barriers
+        {${barrier.count | i32}, ${barrier.arrivals | i32}},  // ${barrier.name | comment}
+//% endfor
+    };
+//% endif
 };
 
 //# A kernel's launch bounds, name and parameters, to the brace that opens its body. A CTA with dynamic shared memory is

@@ -144,16 +144,12 @@ template <class Cfg, class Norm, class Output>
 __device__ __forceinline__ void tail_gemm(
     const TailMaps& maps, const Norm& norm, const Output& out, const Split& split, const Partials& partials,
     u32 num_tokens, u32 up_col0, u32 row_tiles, u64* wait_record) {
+    static_assert(Cfg::kUpBlocks + Cfg::kDownBlocks == Cfg::kNumK, "up and down blocks make up K");
     const Watch watch{wait_record, Cfg::kProgramId};
     const u32 smem = smem_base();
     const u32 rank = cluster_ctarank();
     const u32 pair_rows = row_tiles / 2;
     chaos_begin(wait_record);
-    if constexpr (Cfg::kFusedNorm) {
-        if (threadIdx.x == 0) {
-            mbarrier_init(smem + Cfg::kRowsArrivedOffset, 1);
-        }
-    }
     set_up<Cfg>(smem);
     const u32 warp = warp_index();
     if (warp >= Cfg::kFirstEpilogueWarp) {

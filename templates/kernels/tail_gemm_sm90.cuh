@@ -112,6 +112,7 @@ template <class Cfg, class Operands>
 __device__ __forceinline__ void tail_gemm(
     const TailMaps& maps, const Operands& operands, const TailOutput& output, const Split& split,
     const Partials& partials, u32 num_tokens, u32 up_col0, u32 row_tiles, u64* wait_record) {
+    static_assert(Cfg::kUpBlocks + Cfg::kDownBlocks == Cfg::kNumK, "up and down blocks make up K");
     const Watch watch{wait_record, Cfg::kProgramId};
     const u32 smem = smem_base();
     const u32 rank = cluster_ctarank();

@@ -10,8 +10,8 @@ namespace cake {
 // memory is read by the launch that follows in the stream.
 template <class Cfg>
 __device__ __forceinline__ void tail_norm(
-    const u16* routed, const u16* norm_weight, u16* y, u32 num_tokens, i32 num_partials, i32 routed_pitch,
-    i32 routed_partial_stride, i32 y_pitch) {
+    const u16* routed, const u16* norm_weight, u16* y, u32 num_tokens, u32 num_partials, u32 routed_pitch,
+    u32 routed_partial_stride, u32 y_pitch) {
     const u32 lane = lane_id();
     const u32 row = blockIdx.x * Cfg::kRowsPerCta + warp_index();
     if constexpr (Cfg::kEarlyTrigger) {
