@@ -109,7 +109,11 @@ def test_kernel_stops_at_a_product_that_it_can_not_do() -> None:
 def test_machine_code_comes_only_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[MultiplyAdd] = []
     monkeypatch.setattr(product_chains, "kernel_of", asked.append)
-    monkeypatch.setattr(product_chains, "_KERNELS", {multiply_add_wide: ("wide", 16 * 8 * 16 * PRODUCTS * 2)})
+    monkeypatch.setattr(
+        product_chains,
+        "_KERNELS",
+        {multiply_add_wide: ("wide", 2 * PRODUCTS * (16 * 8 * 16 + product_chains._OVERHEAD))},
+    )
     monkeypatch.setattr(product_chains, "_multiplied", {multiply_add_wide: 0})
     operands = draw(8, 3)
     for _ in range(2):

@@ -18,9 +18,11 @@ MultiplyAdd = Callable[[Array, Array, Array], Array]
 
 # The first product to do, and the one behind the last; returns the product that it can't do (`product_kernels`).
 Kernel = Callable[[Array, Array, Array, Array, int, int, Array], int]
+# What numpy does for one product beside multiplying, counted in multiplications.
+_OVERHEAD = 1 << 14
 # Arithmetic -> its kernel, and the multiplications after which a process compiles it: about as many as numpy does
 # while a compiler runs.
-_KERNELS = {multiply_add_hopper: ("hopper", 1 << 25), multiply_add_wide: ("wide", 1 << 27)}
+_KERNELS = {multiply_add_hopper: ("hopper", 1 << 28), multiply_add_wide: ("wide", 1 << 30)}
 _multiplied: dict[MultiplyAdd, int] = dict.fromkeys(_KERNELS, 0)
 
 
@@ -77,7 +79,7 @@ def add_products(
     """
     first, last = span
     depth = stack.a.shape[2]
-    kernel = _paying_kernel(multiply_add, (last - first) * sums.size * depth)
+    kernel = _paying_kernel(multiply_add, (last - first) * (sums.size * depth + _OVERHEAD))
     while first < last:
         if kernel is not None:
             first = kernel(elements, stack.a, stack.b, fresh, first, last, sums)
