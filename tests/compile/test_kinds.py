@@ -21,6 +21,12 @@ EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cak
 # members of `struct Cfg` that are counts, and of which code asks whether they are 1
 SWITCHES = ("kClusterCtas", "kTileCtas", "kTokenParts", "kTileGroups", "kGroupBlocks", "kStaggerUnits")
 
+# flag of a decode tail -> what such a program takes and leaves unread: its y stays in shared memory; its rows are staged
+UNREAD = {
+    "kResidentB = true": ["y_workspace_map", "counters"],
+    "kStagedRows = true": ["num_partials", "routed_partial_stride"],
+}
+
 
 def kind_of(registry: Registry, program: Program) -> Hashable:
     """Role, targets, every flag and switch, the barriers' names, and the call with its operands."""
@@ -75,10 +81,13 @@ def test_every_parameter_of_a_program_is_read() -> None:
     unread: dict[str, list[str]] = {}
     for registry, key in examples():
         program = registry.program(key)
-        names = [name for kind, name in program.arg_plan if kind != "grid"]
+        arguments = [argument for argument in program.arg_plan if argument[0] != "grid"]
+        names = [f"{name}_map" if kind == "tma_buffer" else name for kind, name in arguments]
         found = unread_parameters(ptx_of_each_kind()[key], program.kernel_symbol, names)
-        unread |= {f"{registry.export} {key}": found} if found else {}
-    assert unread == {}
+        text = registry.read(program.kernel_source)
+        if found != [name for flag, listed in UNREAD.items() if flag in text for name in listed]:
+            unread[key] = found
+    assert unread == {}, "by key, what a program leaves unread beside UNREAD, or reads though it is there"
 
 
 @pytest.mark.timeout(900)
