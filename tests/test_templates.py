@@ -49,7 +49,7 @@ def test_every_device_function_is_used() -> None:
 
 
 @pytest.mark.parametrize("file", TEMPLATES, ids=name_of)
-def test_template_includes_templates_of_lower_folders_and_no_toolkit_header(file: Path) -> None:
+def test_template_includes_no_toolkit_header(file: Path) -> None:
     folder = file.relative_to(ROOT).parts[0]
     for name in INCLUDE.findall(file.read_text()):
         if ROOT / name in TEMPLATES:

@@ -82,7 +82,7 @@ __device__ __forceinline__ void finish(
 template <class Cfg>
 __device__ __forceinline__ void set_up(const FrontMaps& maps, u32 rank, u32 smem) {
     if (threadIdx.x == Cfg::kProducerWarp * 32) {
-        prefetch_maps<Cfg>(maps);
+        prefetch_maps(maps);
         init_barriers<Cfg>(smem);
         publish_barriers<Cfg>(rank, smem);
     }

@@ -25,7 +25,6 @@ struct FrontOutputs {
     u32 shared_act_pitch;
 };
 
-template <class Cfg>
 __device__ __forceinline__ void prefetch_maps(const FrontMaps& maps) {
     prefetch_tensormap(maps.router);
     prefetch_tensormap(maps.latent);

@@ -1,0 +1,104 @@
+"""One program of each kind, as PTX: it reads every parameter, and waits for the launch before it.
+
+Programs of a kind have the same body, switches and call; what differs is sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cakegen import paths
+from cakegen.compile import compile_ptx, request_for
+from cakegen.registry import Program, Registry, load_registry
+
+EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
+# members of `struct Cfg` that are counts, and of which code asks whether they are 1
+SWITCHES = ("kClusterCtas", "kTileCtas", "kTokenParts", "kTileGroups", "kGroupBlocks", "kStaggerUnits")
+
+# flag of a decode tail -> what such a program takes and leaves unread: its y stays in shared memory; its rows are staged
+UNREAD = {
+    "kResidentB = true": ["y_workspace_map", "counters"],
+    "kStagedRows = true": ["num_partials", "routed_partial_stride"],
+}
+
+
+def kind_of(registry: Registry, program: Program) -> Hashable:
+    """Role, targets, every flag and switch, the barriers' names, and the call with its operands."""
+    text = registry.read(program.kernel_source)
+    flags = re.findall(r"^    static constexpr bool (\w+ = \w+);", text, re.MULTILINE)
+    counts = re.findall(rf"^    static constexpr int ((?:{'|'.join(SWITCHES)}) = \d+);", text, re.MULTILINE)
+    call = text[text.index(") {\n") :]
+    return program.role, program.arches, *flags, *counts, *(name for name, *_ in program.barriers), call
+
+
+@functools.cache
+def examples() -> tuple[tuple[Registry, str], ...]:
+    """A tree and a key for each kind."""
+    found: dict[Hashable, tuple[Registry, str]] = {}
+    for registry in map(load_registry, EXPORTS):
+        for key in registry.kernels:
+            found.setdefault(kind_of(registry, registry.program(key)), (registry, key))
+    return tuple(found.values())
+
+
+@functools.cache
+def ptx_of_each_kind() -> dict[str, str]:
+    """PTX by key."""
+
+    def compiled(example: tuple[Registry, str]) -> str:
+        registry, key = example
+        return compile_ptx(request_for(registry, key, registry.program(key).arches[0]))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip((key for _, key in examples()), pool.map(compiled, examples()), strict=True))
+
+
+def unread_parameters(ptx: str, symbol: str, names: list[str]) -> list[str]:
+    """Parameters of a kernel that no instruction names."""
+    _, _, behind = ptx.partition(f".entry {symbol}(")
+    declared, _, body = behind.partition(")")
+    numbers = re.findall(rf"\b{symbol}_param_(\d+)", declared)
+    assert [int(number) for number in numbers] == list(range(len(names)))
+    return [name for number, name in enumerate(names) if not re.search(rf"\b{symbol}_param_{number}\b", body)]
+
+
+def test_kinds_are_some_dozens_and_of_every_role() -> None:
+    programs = [registry.program(key) for registry, key in examples()]
+    assert {program.role for program in programs} == {
+        *("decode_front", "decode_tail", "tail_norm", "front_gemm", "tail_gemm"),
+    }
+    assert 20 < len(programs) < 150
+
+
+@pytest.mark.timeout(900)
+def test_every_parameter_of_a_program_is_read() -> None:
+    unread: dict[str, list[str]] = {}
+    for registry, key in examples():
+        program = registry.program(key)
+        arguments = [argument for argument in program.arg_plan if argument[0] != "grid"]
+        names = [f"{name}_map" if kind == "tma_buffer" else name for kind, name in arguments]
+        found = unread_parameters(ptx_of_each_kind()[key], program.kernel_symbol, names)
+        text = registry.read(program.kernel_source)
+        if found != [name for flag, listed in UNREAD.items() if flag in text for name in listed]:
+            unread[key] = found
+    assert unread == {}, "by key, what a program leaves unread beside UNREAD, or reads though it is there"
+
+
+@pytest.mark.timeout(900)
+def test_every_program_waits_for_the_launch_before_it() -> None:
+    """Any of them may follow a launch that has released its dependents early."""
+    assert [key for key, text in ptx_of_each_kind().items() if "griddepcontrol.wait" not in text] == []
+
+
+def test_parameter_that_no_instruction_names_is_found() -> None:
+    ptx = (
+        ".visible .entry kernel_a(\n\t.param .u64 kernel_a_param_0,\n\t.param .u32 kernel_a_param_1,\n"
+        "\t.param .u32 kernel_a_param_2\n)\n{\n\tld.param.u64 \t%rd1, [kernel_a_param_0];\n}\n"
+    )
+    assert unread_parameters(ptx, "kernel_a", ["out", "pitch", "count"]) == ["pitch", "count"]
