@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from cakegen.model import DeviceFacts, Model
 from cakegen.plan import control_words, form_of, partials_elems, plan_route
 from cakegen.plan.gemm import PAIR_TOKENS
 from cakegen.plan.records import Plan
-from cakegen.registry import SHARED_FOLDER, Program, Registry, load_registry
+from cakegen.registry import SHARED_FOLDER, Registry, load_registry
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.device import open_device
 
@@ -103,19 +103,11 @@ def guarded_partials(model: Model, device: torch.device, sm_count: int) -> Guard
     return GuardedPartials(device, sm_count * rules.cut.max_segments * tile)
 
 
-def edited_tree(
-    registry: Registry, folder: Path, chosen: Callable[[Program], bool], pattern: str, replacement: str
-) -> Registry:
-    """A copy of a tree in which one place of every chosen kernel is another text; the registry has its digests."""
+def edited_tree(registry: Registry, folder: Path, header: str, pattern: str, replacement: str) -> Registry:
+    """A copy of a tree in which one place of one header is another text; every program has the digests of its files."""
     root = Path(shutil.copytree(registry.root, folder / registry.export))
-    shutil.copytree(registry.shared, folder / SHARED_FOLDER)
-    edited = 0
-    for program in registry.programs.values():
-        if chosen(program):
-            file = folder / registry.path(program.kernel_source).relative_to(registry.root.parent)
-            text, count = re.subn(pattern, replacement, file.read_text(encoding="utf-8"))
-            assert count == 1, f"{file.name}: {count} places match {pattern!r}"
-            file.write_text(text, encoding="utf-8")
-            edited += 1
-    assert edited, f"{registry.export} holds no such kernel"
+    shared = Path(shutil.copytree(registry.shared, folder / SHARED_FOLDER))
+    text, count = re.subn(pattern, replacement, (shared / header).read_text(encoding="utf-8"))
+    assert count == 1, f"{header}: {count} places match {pattern!r}"
+    (shared / header).write_text(text, encoding="utf-8")
     return remembered(resealed(load_registry(root)))

@@ -14,7 +14,6 @@ from gpu_prefill import cut_tokens, edited_tree, plan_of
 
 from cakegen.errors import LaunchError
 from cakegen.plan.records import NormForm
-from cakegen.registry import Program
 from cakegen.runtime import LatentMoe, Workspace, driver
 from cakegen.runtime.device import open_device
 from cakegen.runtime.prepared import Runner
@@ -158,11 +157,8 @@ def test_gemm_must_wait_for_the_norm(
     """
     moe = warm_prefill["kimi"]
     pattern = r"griddepcontrol_wait\(\);(\s*norm_done = true;)"
-
-    def follows_a_norm(program: Program) -> bool:
-        return program.role == "tail_gemm" and program.launch.programmatic and "sm_90a" in program.arches
-
-    broken = LatentMoe(edited_tree(moe.registry, tmp_path, follows_a_norm, pattern, r"\1"))
+    header = "cake_kernels_tail_gemm_sm90.cuh"
+    broken = LatentMoe(edited_tree(moe.registry, tmp_path, header, pattern, r"\1"))
     tp, tokens = 8, late_rows(moe, 8)
     weights = make_weights(moe.model, device, 2, tokens=tokens, partials=moe.model.max_partials)
     case = TailCase(moe, weights, tp, 0, moe.model.max_partials)
