@@ -9,7 +9,16 @@ from cakegen.emit.decode_line import line_constants
 from cakegen.emit.decode_pipeline import decode_pipeline
 from cakegen.emit.decode_tokens import token_map, token_part_constants
 from cakegen.emit.decode_warps import tensor_memory_constants
-from cakegen.emit.operands import FRONT_MAPS, FRONT_OUTPUTS, NO_NORM, NORM_OPERANDS, TAIL_MAPS, TAIL_OUTPUT, plain
+from cakegen.emit.operands import (
+    FRONT_MAPS,
+    FRONT_OUTPUTS,
+    NO_NORM,
+    NORM_OPERANDS,
+    RESIDENT_TAIL_MAPS,
+    TAIL_MAPS,
+    TAIL_OUTPUT,
+    plain,
+)
 from cakegen.emit.pipeline import Edge, Pipeline
 from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
@@ -145,8 +154,13 @@ def _front_operands() -> tuple[Operand, ...]:
 
 
 def _tail_operands(form: DecodeForm) -> tuple[Operand, ...]:
-    norm = NORM_OPERANDS if form.fused_norm else NO_NORM
-    return (TAIL_MAPS, norm, TAIL_OUTPUT, *plain("num_tokens", "up_col0", "weights_ahead", "wait_record"))
+    maps = RESIDENT_TAIL_MAPS if form.resident_b else TAIL_MAPS
+    norm = NO_NORM
+    if form.fused_norm:
+        unread = _unread_by_norm(form)
+        read = tuple(name for name in NORM_OPERANDS.parameters if name not in unread)
+        norm = Operand(read, NORM_OPERANDS.struct)
+    return (maps, norm, TAIL_OUTPUT, *plain("num_tokens", "up_col0", "weights_ahead", "wait_record"))
 
 
 def _summary(form: DecodeForm) -> str:
@@ -353,14 +367,26 @@ def _front_arguments() -> tuple[tuple[str, str], ...]:
 
 
 def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
-    maps = ("shared_down_weight", "up_weight", "shared_act", "y_workspace")
+    maps = ("shared_down_weight", "up_weight", "shared_act", *("y_workspace",) * (not form.resident_b))
     if not form.fused_norm:
         return arguments(maps, ("out", "wait_record"), ("num_tokens", "out_pitch", "up_col0", "weights_ahead"))
+    unread = _unread_by_norm(form)
+    counters = ("counters",) * ("counters" not in unread)
     return arguments(
         maps,
-        (*NORM_BUFFERS, "out", "counters", "wait_record"),
-        ("num_tokens", *NORM_PARAMETERS, "out_pitch", "up_col0", "weights_ahead"),
+        (*NORM_BUFFERS, "out", *counters, "wait_record"),
+        (
+            "num_tokens",
+            *(name for name in NORM_PARAMETERS if name not in unread),
+            *("out_pitch", "up_col0", "weights_ahead"),
+        ),
     )
+
+
+def _unread_by_norm(form: DecodeForm) -> frozenset[str]:
+    """What the norm inside a launch does not take: a resident y needs no counter, staged rows are one partial."""
+    resident = ("counters",) * form.resident_b
+    return frozenset((*resident, *("num_partials", "routed_partial_stride") * form.staged_rows))
 
 
 def _front_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
@@ -378,9 +404,10 @@ def _front_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...
 def _tail_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
     up_view = "columns" if form.k1_ragged_cols else "chunks"
     box = (BLOCK_K, form.block_m, form.chunks_per_stage)
+    y = () if form.resident_b else (token_map(form, arch_family, "y_workspace", up_view),)
     return (
         TensorMapEntry("shared_down_weight", "shared_down_weight", "chunks", box),
         TensorMapEntry("up_weight", "up_weight", up_view, box),
         token_map(form, arch_family, "shared_act"),
-        token_map(form, arch_family, "y_workspace", up_view),
+        *y,
     )

@@ -59,7 +59,7 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         *_tile_constants(rules.raster_m_tiles, form, smem),
         *output_constants(model, form),
         *(_tail_constants(model, form) if form.stage == "tail" else ()),
-        *_smem_constants(smem),
+        *_smem_constants(form, smem),
         *barrier_constants(pipeline, smem.tensor_base_offset, model.name),
     )
     return ProgramSpec(
@@ -136,11 +136,14 @@ def _tile_constants(raster_m_tiles: int, form: GemmForm, smem: BlackwellGemmSmem
     )
 
 
-def _smem_constants(smem: BlackwellGemmSmem) -> tuple[Constant, ...]:
-    return (
+def _smem_constants(form: GemmForm, smem: BlackwellGemmSmem) -> tuple[Constant, ...]:
+    answers = (
         Constant("kAnswerBytes", ANSWER_BYTES, "an answer of the launch control"),
-        Constant("kTensorBaseOffset", smem.tensor_base_offset, "byte offset of the address of tensor memory"),
         Constant("kAnswersOffset", smem.answers_offset, "byte offset of the two answers"),
+    )
+    return (
+        *(() if form.fused_norm else answers),
+        Constant("kTensorBaseOffset", smem.tensor_base_offset, "byte offset of the address of tensor memory"),
         Constant("kArrivalsOffset", smem.arrivals_offset, "byte offset of the arrival words, 16 bytes a group"),
         Constant("kStagesOffset", smem.stages_offset, "byte offset of the ring: tokens, then weights, a stage"),
     )

@@ -9,15 +9,17 @@ FRONT_OUTPUTS = Operand(
     ("logits", "latent", "shared_act", "logits_pitch", "latent_pitch", "shared_act_pitch"), "FrontOutputs"
 )
 TAIL_MAPS = Operand(("shared_down_weight_map", "up_weight_map", "shared_act_map", "y_workspace_map"), "TailMaps")
+RESIDENT_TAIL_MAPS = Operand(TAIL_MAPS.parameters[:-1], "ResidentTailMaps")
 TAIL_OUTPUT = Operand(("out", "out_pitch"), "TailOutput")
 MAPPED_OUTPUT = Operand(("out_map", "out", "out_pitch"), "MappedOutput")
 NORM_OPERANDS = Operand(
     (
-        *("routed", "norm_weight", "y_workspace", "counters"),
-        *("num_partials", "routed_pitch", "routed_partial_stride", "y_pitch"),
+        *("routed", "norm_weight", "y_workspace", "routed_pitch", "y_pitch"),
+        *("num_partials", "routed_partial_stride", "counters"),
     ),
     "NormOperands",
 )
+"""Of staged rows the last three are left out, of a resident y the last: nothing reads them."""
 ONE_PARTIAL_NORM = Operand(
     ("routed", "norm_weight", "y_workspace", "routed_pitch", "y_pitch", "norm_first_rows"), "OnePartialNorm"
 )

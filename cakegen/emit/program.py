@@ -125,6 +125,11 @@ class ProgramSpec:
         return tuple((entry.name, entry.count) for entry in self.pipeline.barriers)
 
     @property
+    def waits(self) -> bool:
+        """Whether it has bounded waits, and so a record to report a stuck one in."""
+        return ("buffer", "wait_record") in self.arg_plan
+
+    @property
     def canonical(self) -> str:
         """The specification as JSON with sorted keys; comments and the summary are not part of it."""
         facts = {

@@ -28,15 +28,16 @@ __device__ __forceinline__ Share share_of(u32 rank) {
 }
 
 // What the producer reads.
+template <class Maps>
 struct TailOperands {
-    const TailMaps& maps;
+    const Maps& maps;
     u32 num_tokens;
     u32 up_col0;        // first latent column of this rank's slice
     u32 weights_ahead;  // weight stages that go ahead of the wait for an earlier launch
 };
 
-template <class Cfg>
-__device__ __forceinline__ void prefetch_maps(const TailMaps& maps) {
+template <class Cfg, class Maps>
+__device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if constexpr (!Cfg::kNoPrefetch) {
         prefetch_tensormap(maps.shared_down);
         prefetch_tensormap(maps.up);
@@ -77,9 +78,9 @@ __device__ __forceinline__ u32 unit_bytes(bool down, u32 tokens) {
     return Cfg::kChunksPerStage * (Cfg::kChunkABytes + token_bytes);
 }
 
-template <class Cfg>
+template <class Cfg, class Maps>
 __device__ __forceinline__ void load_unit_weights(
-    const TailOperands& operands, const Share& share, u32 tile_row, u32 unit, u32 a, u32 full) {
+    const TailOperands<Maps>& operands, const Share& share, u32 tile_row, u32 unit, u32 a, u32 full) {
     const u32 chunk = first_chunk<Cfg>(share, unit);
     mbarrier_arrive_expect_tx(full, unit_bytes<Cfg>(is_down(share, unit), loaded_tokens<Cfg>(operands.num_tokens)));
     if (is_down(share, unit)) {
@@ -90,16 +91,16 @@ __device__ __forceinline__ void load_unit_weights(
 }
 
 // The tokens of a unit, from row `first_row` on.
-template <class Cfg>
+template <class Cfg, class Maps>
 __device__ __forceinline__ void load_unit_tokens(
-    const TailOperands& operands, const Share& share, u32 first_row, u32 unit, u32 b, u32 full) {
+    const TailOperands<Maps>& operands, const Share& share, u32 first_row, u32 unit, u32 b, u32 full) {
     // A box that holds fewer rows than a chunk has room for can't hold two: the second would begin too early.
     const u32 box_chunks = loaded_tokens<Cfg>(operands.num_tokens) < Cfg::kNPad ? 1 : Cfg::kChunksPerStage;
     const u32 chunk = first_chunk<Cfg>(share, unit);
     for (u32 i = 0; i < Cfg::kChunksPerStage; i += box_chunks) {
         if (is_down(share, unit)) {
             tma_load_3d(b + i * Cfg::kChunkBBytes, operands.maps.shared_act, 0, first_row, chunk + i, full);
-        } else {
+        } else if constexpr (!Cfg::kResidentB) {
             load_up_chunk<Cfg>(
                 b + i * Cfg::kChunkBBytes, operands.maps.y, first_row, operands.up_col0, chunk + i, full);
         }
@@ -135,8 +136,9 @@ struct Loads {
     u32 weights = 0;
     Ring<Cfg> weights_ring;
 
+    template <class Maps>
     __device__ __forceinline__ void load_weights_to(
-        u32 end, const TailOperands& operands, const Share& share, u32 tile_row, u32 smem, const Watch& watch) {
+        u32 end, const TailOperands<Maps>& operands, const Share& share, u32 tile_row, u32 smem, const Watch& watch) {
         for (; weights < end; ++weights) {
             mbarrier_wait(smem + Cfg::kStageEmptyOffset + weights_ring.stage * 8, weights_ring.phase ^ 1, watch);
             load_unit_weights<Cfg>(
@@ -148,9 +150,9 @@ struct Loads {
 };
 
 // The producer: one lane.
-template <class Cfg, class Norm>
+template <class Cfg, class Maps, class Norm>
 __device__ __forceinline__ void produce(
-    const TailOperands& operands, const Norm& norm, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
+    const TailOperands<Maps>& operands, const Norm& norm, u32 tile_row, u32 rank, u32 smem, const Watch& watch) {
     const Share share = share_of<Cfg>(rank);
     const u32 units = share.down + share.up;
     Loads<Cfg> loads;

@@ -113,8 +113,8 @@ __device__ __forceinline__ void multiply_and_store(
     }
 }
 
-template <class Cfg>
-__device__ __forceinline__ void set_up(const TailMaps& maps, u32 rank, u32 smem) {
+template <class Cfg, class Maps>
+__device__ __forceinline__ void set_up(const Maps& maps, u32 rank, u32 smem) {
     if (threadIdx.x == Cfg::kProducerWarp * 32) {
         prefetch_maps<Cfg>(maps);
         init_barriers<Cfg>(smem);
@@ -128,9 +128,9 @@ __device__ __forceinline__ void set_up(const TailMaps& maps, u32 rank, u32 smem)
 
 // The tail for a few tokens: [shared_act | y] times the weight rows of one tile, by one CTA or two. `norm` is NoNorm
 // where an earlier launch has written y.
-template <class Cfg, class Norm>
+template <class Cfg, class Maps, class Norm>
 __device__ __forceinline__ void decode_tail(
-    const TailMaps& maps, const Norm& norm, const TailOutput& out, u32 num_tokens, u32 up_col0, u32 weights_ahead,
+    const Maps& maps, const Norm& norm, const TailOutput& out, u32 num_tokens, u32 up_col0, u32 weights_ahead,
     u64* wait_record) {
     const Watch watch{wait_record, Cfg::kProgramId};
     const u32 smem = smem_base();
@@ -146,7 +146,8 @@ __device__ __forceinline__ void decode_tail(
         multiply_and_store<Cfg>(out, num_tokens, tile_row, rank, smem, watch);
     } else if (warp == Cfg::kProducerWarp) {
         if (lane_id() == 0) {
-            produce<Cfg>(TailOperands{maps, num_tokens, up_col0, weights_ahead}, norm, tile_row, rank, smem, watch);
+            produce<Cfg>(
+                TailOperands<Maps>{maps, num_tokens, up_col0, weights_ahead}, norm, tile_row, rank, smem, watch);
         }
     } else if constexpr (Cfg::kFusedNorm) {
         normalise<Cfg>(norm, num_tokens, up_col0, warp - 4, lane_id(), rank, smem, watch);

@@ -18,7 +18,9 @@ using namespace cake;
 
 // Every decision of the planner, and what follows from it. Sizes are bytes where a name ends in Bytes or Offset.
 struct Cfg {
+//% if spec.waits
     static constexpr u32 kProgramId = ${spec.program_id | hex32};  // how this program names itself in a wait record
+//% endif
 //% for constant in spec.constants
 //% set type, name, value = constant.value | cpp_type, constant.name | ident, constant.value | literal
     static constexpr ${type} ${name} = ${value};  // ${constant.comment | comment}

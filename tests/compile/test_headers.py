@@ -47,7 +47,12 @@ def request_for_header(header: str, values: dict[str, int], arch: str) -> Compil
 
 @pytest.mark.parametrize(
     ("header", "arch", "values"),
-    [(header, arch, values) for header in HEADERS for arch in arches_of(header) for values in VALUES.get(header, ({},))],
+    [
+        (header, arch, values)
+        for header in HEADERS
+        for arch in arches_of(header)
+        for values in VALUES.get(header, ({},))
+    ],
 )
 def test_header_compiles_alone(header: str, arch: str, values: dict[str, int]) -> None:
     assert ".entry kernel_alone" in compile_ptx(request_for_header(header, values, arch))

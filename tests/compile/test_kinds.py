@@ -5,6 +5,7 @@ Programs of a kind have the same body, switches and call; what differs is sizes.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import re
@@ -14,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cakegen import paths
-from cakegen.compile import compile_ptx, request_for
+from cakegen.compile import CompileRequest, compile_ptx, request_for
+from cakegen.compile.nvrtc import load_nvrtc
 from cakegen.registry import Program, Registry, load_registry
 
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
@@ -75,10 +77,41 @@ def test_every_parameter_of_a_program_is_read() -> None:
     unread: dict[str, list[str]] = {}
     for registry, key in examples():
         program = registry.program(key)
-        names = [name for kind, name in program.arg_plan if kind != "grid"]
+        arguments = [argument for argument in program.arg_plan if argument[0] != "grid"]
+        names = [f"{name}_map" if kind == "tma_buffer" else name for kind, name in arguments]
         found = unread_parameters(ptx_of_each_kind()[key], program.kernel_symbol, names)
-        unread |= {f"{registry.export} {key}": found} if found else {}
-    assert unread == {}
+        if found:
+            unread[key] = found
+    assert unread == {}, "by key, what a program leaves unread"
+
+
+def unused_constants(request: CompileRequest) -> list[str]:
+    """Members of `struct Cfg` that nothing uses, barriers' offsets among them: a compiler warns of each use."""
+    member = re.compile(r"static constexpr ([\w ]+ (k\w+)(?:\[\])? =)")
+    marked = dataclasses.replace(request, source=member.sub(r"[[deprecated]] static constexpr \1", request.source))
+    options = [f"--gpu-architecture={request.arch.replace('sm_', 'compute_')}", *request.options]
+    built = load_nvrtc().build(marked.source, f"{request.name}_kernel.cu", request.headers, options, ptx=True)
+    assert built.status == 0, built.log
+    used = re.findall(r'"(?:Cfg::)?(k\w+)[^"]*" (?:\(declared[^)]*\) )?was declared deprecated', built.log)
+    return [name for _, name in member.findall(request.source) if name not in used]
+
+
+@pytest.mark.timeout(900)
+def test_every_constant_and_barrier_of_a_program_is_used() -> None:
+    def unused(example: tuple[Registry, str]) -> list[str]:
+        registry, key = example
+        return unused_constants(request_for(registry, key, registry.program(key).arches[0]))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = dict(zip((key for _, key in examples()), pool.map(unused, examples()), strict=True))
+    assert {key: names for key, names in found.items() if names} == {}
+
+
+def test_constant_that_nothing_uses_is_found() -> None:
+    registry, key = examples()[0]
+    request = request_for(registry, key, registry.program(key).arches[0])
+    spare = request.source.replace("struct Cfg {", "struct Cfg {\n    static constexpr int kSpare = 7;", 1)
+    assert unused_constants(dataclasses.replace(request, source=spare)) == ["kSpare"]
 
 
 @pytest.mark.timeout(900)
