@@ -40,7 +40,7 @@ __device__ __forceinline__ void arrive_at_leader(u32 barrier, u32 rank) {
 enum class Role { kLoader, kMultiplier, kEpilogue };
 
 // The grid has a cluster an item. At the start of an item CTA 0's loader asks for the next one; the answer to request n
-// comes to both CTAs, to slot n % 2. Each of kItemReaders readers takes it there, and tells CTA 0 that it has. Where
+// comes to both CTAs, to slot n % 2. Every reader takes it there, and tells CTA 0 (item_empty). Where
 // the whole grid is resident, nobody asks: kOneItem.
 template <class Cfg, Role kRole>
 class ClusterWork {

@@ -85,7 +85,7 @@ PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
     ),
     "counter of the rows not awaited": (
         tail(4, 8, 2, 3),
-        "    counter_wait_wrapped(operands.counters, watch);\n",
+        "    counter_wait_wrapped(norm.counters, watch);\n",
         "",
         {"unwritten-read", "race"},
     ),
@@ -98,8 +98,8 @@ PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
     ),
     "one staged row less than expected": (
         tail(4, 16, 1, 1),
-        "(operands.num_tokens + 1) * kRowBytes",
-        "operands.num_tokens * kRowBytes",
+        "(num_tokens + 1) * kRowBytes",
+        "num_tokens * kRowBytes",
         {"race", "pending-write"},
     ),
 }

@@ -98,7 +98,7 @@ PLANTED: dict[str, tuple[Case, str, str, set[str], tuple[str, ...]]] = {
         {"race"},
         ("early",),
     ),
-    "one reader of answers too few": (MANY, "kItemReaders = 19;", "kItemReaders = 18;", {"race"}, ("early",)),
+    "one reader of answers too few": (MANY, "{2, 19},  // item_empty", "{2, 18},  // item_empty", {"race"}, ("early",)),
     "both CTAs ask": (
         WHOLE,
         "            if (rank_ == 0) {\n                try_cancel",
@@ -136,7 +136,7 @@ PLANTED: dict[str, tuple[Case, str, str, set[str], tuple[str, ...]]] = {
     ),
     "tensor memory not given back": (
         WHOLE,
-        "        tensor_memory_dealloc_pair<Cfg::kTensorColumns>(accumulator(smem, 0));\n",
+        "        tensor_memory_dealloc_pair<Cfg::kTensorColumns>(accumulator<Cfg>(smem, 0));\n",
         "",
         {"tensor-memory"},
         ("early",),

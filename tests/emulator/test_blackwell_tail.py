@@ -129,8 +129,8 @@ SLAB_STORE = "    fence_proxy_async_shared();\n    warp_sync();\n    if (at.lane
 FAULTS = {
     "loader that does not wait for the norm": (
         tail(8, 129),
-        "                griddepcontrol_wait();\n                has_y = true;",
-        "                has_y = true;",
+        "                    griddepcontrol_wait();\n                }\n                has_y = true;",
+        "                }\n                has_y = true;",
         ("programmatic", "unwritten-read"),
     ),
     "loader that does not wait for the other CTAs' rows": (
@@ -165,8 +165,8 @@ FAULTS = {
     ),
     "counter that never wraps": (
         tail(1, 129),
-        "atomic_inc_acq_rel_gpu(counter, gridDim.x - 1)",
-        "atomic_inc_acq_rel_gpu(counter, gridDim.x)",
+        "atomic_inc_acq_rel_gpu(norm.counters, gridDim.x - 1)",
+        "atomic_inc_acq_rel_gpu(norm.counters, gridDim.x)",
         ("deadlock",),
     ),
 }

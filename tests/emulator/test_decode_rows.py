@@ -125,10 +125,10 @@ def test_rows_cleared_wrongly_are_reported(
     ("old", "new"),
     [
         (
-            "min(num_tokens - first, loaded_tokens(num_tokens))",
-            "min(num_tokens - first, loaded_tokens(num_tokens) - 1)",
+            "min(num_tokens - first, loaded_tokens<Cfg>(num_tokens))",
+            "min(num_tokens - first, loaded_tokens<Cfg>(num_tokens) - 1)",
         ),
-        ("kTokenParts * loaded_tokens(num_tokens);", "kTokenParts * (loaded_tokens(num_tokens) - 1);"),
+        ("kTokenParts * loaded_tokens<Cfg>(num_tokens);", "kTokenParts * (loaded_tokens<Cfg>(num_tokens) - 1);"),
     ],
     ids=["no CTA", "both"],
 )
@@ -143,9 +143,9 @@ def test_row_that_no_cta_or_both_store_is_reported(
 @pytest.mark.parametrize(
     ("case", "old", "new"),
     [
-        (Case("tail", 4, 100), "operands.shared_act_map, 0, first_row,", "operands.shared_act_map, 0, 0,"),
-        (Case("tail", 4, 100), "operands.y_map, first_row,", "operands.y_map, 0,"),
-        (Case("front", 1, 200, sm_count=48), "x_map, 0, first_row,", "x_map, 0, 0,"),
+        (Case("tail", 4, 100), "operands.maps.shared_act, 0, first_row,", "operands.maps.shared_act, 0, 0,"),
+        (Case("tail", 4, 100), "operands.maps.y, first_row,", "operands.maps.y, 0,"),
+        (Case("front", 1, 200, sm_count=48), "maps.x, 0, first_row,", "maps.x, 0, 0,"),
     ],
     ids=["shared_act", "y", "x"],
 )

@@ -53,8 +53,7 @@ def test_store_behind_an_allocation_names_it_the_lane_and_the_line(launch: Launc
     assert "write of 4 bytes at argument 0 + 248: its 128 bytes end before" in str(fault)
     assert fault.where is not None
     assert fault.where.lanes == "4-31"
-    # three lines stand in front of the kernel's text
-    assert fault.where.instruction.place.source[0] == ("test_kernel.cu", 6)
+    assert fault.where.instruction.place.source[0] == ("test_kernel.cu", 3)
 
 
 def test_load_from_no_tensor_says_where_the_nearest_ends(launch: Launch, array: Make) -> None:
@@ -313,7 +312,7 @@ LONG_FRONT = Case("front", 8, 128)
 TAIL = Case("tail", 1, 128, sm_count=6)
 FULL_WAIT = "mbarrier_wait(smem + Cfg::kStageFullOffset + ring.stage * 8, ring.phase, watch);"
 EMPTY_WAIT = "mbarrier_wait(smem + Cfg::kStageEmptyOffset + weights_ring.stage * 8, weights_ring.phase ^ 1, watch);"
-Y_WAIT = "wait_for_y(operands, smem, watch);"
+Y_WAIT = "wait_for_y<Cfg>(norm, smem, watch);"
 ALL = ("early", "late", "random")
 
 
@@ -322,19 +321,19 @@ ALL = ("early", "late", "random")
     ("case", "old", "new", "kinds"),
     [
         # the weights would wait for a stage that the MMA warps free only after the next one, which needs y
-        (TAIL, "unit + Cfg::kNumStages - 1)", "unit + Cfg::kNumStages)", {"deadlock"}),
+        (TAIL, "unit + Cfg::kAheadOfY)", "unit + Cfg::kAheadOfY + 1)", {"deadlock"}),
         (FRONT, FULL_WAIT, "", {"unwritten-read", "pending-write", "race"}),
         (FRONT, "stage_bytes);", "stage_bytes + 16);", {"deadlock"}),
         (FRONT, "stage_bytes);", "stage_bytes - 16);", {"deadlock", "pending-write", "unwritten-read"}),
         (LONG_FRONT, "load.phase ^ 1, watch", "load.phase, watch", {"deadlock"}),
         (TAIL, EMPTY_WAIT, "", {"pending-read", "pending-write", "barrier", "race"}),
-        (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    const u32 own", "const u32 own", {"race"}),
+        (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    store_staged<Cfg::kBlockM, ", "store_staged<Cfg::kBlockM, ", {"race"}),
         (TAIL, Y_WAIT, "", {"unwritten-read", "race"}),
         (FRONT, "cluster_wait();", "", {"barrier", "exit", "race"}),
         (
             FRONT,
-            "own, at.thread, out.latent, out.latent_pitch, tile.first,",
-            "own, at.thread, out.latent, out.latent_pitch, tile.first + 8,",
+            "at.thread, out.latent, out.latent_pitch, tile.first,",
+            "at.thread, out.latent, out.latent_pitch, tile.first + 8,",
             {"out-of-bounds", "output"},
         ),
     ],
@@ -362,7 +361,7 @@ def test_planted_fault_is_caught(
 
 
 @pytest.mark.parametrize("schedule", ALL)
-@pytest.mark.parametrize("old", ["await_turn(count, at, smem, watch);", "pass_turn(at, smem);"])
+@pytest.mark.parametrize("old", ["await_turn<Cfg>(count, at, smem, watch);", "pass_turn<Cfg>(at, smem);"])
 def test_warpgroup_out_of_turn_is_caught(
     registry: Registry, planted: Callable[..., Any], schedule: str, old: str
 ) -> None:
@@ -379,7 +378,7 @@ def test_warpgroup_out_of_turn_is_caught(
 
 
 def test_deadlock_report_names_the_barriers_and_who_waits(registry: Registry, planted: Callable[..., Any]) -> None:
-    load = planted("unit + Cfg::kNumStages - 1)", "unit + Cfg::kNumStages)")
+    load = planted("unit + Cfg::kAheadOfY)", "unit + Cfg::kAheadOfY + 1)")
     with pytest.raises(Fault) as caught:
         emulate_case(registry, TAIL, Options("random", 1, "wide"), load=load)
     text = str(caught.value)

@@ -109,7 +109,7 @@ FOUR_LAST = fused(16, 260, 256)
 WRITTEN = "fence_proxy_async_global();\n        warp_sync();\n        if (lane == 0)"
 WAIT = "counter_wait_reached(norm.counters + pair_row, rows, watch);"
 RESET = "st_relaxed_gpu(norm.counters + pair_row, 0);"
-ROWS = "const u32 rows = min(kPairRows, norm.num_tokens - pair_row * kPairRows);"
+ROWS = "const u32 rows = min(kPairRows<Cfg>, norm.num_tokens - pair_row * kPairRows<Cfg>);"
 LEFT = "atomic_inc_acq_rel_gpu(left, gridDim.x - 1) == gridDim.x - 1"
 
 # Rows that are copied before they are there.
@@ -129,10 +129,10 @@ PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
         "if (known != ~0u)",
         EARLY,
     ),
-    "no wait for the pair row before": (FOUR_LAST, "pair_row = tile.loaded / kPairRows;", "pair_row = last;", EARLY),
+    "no wait for the pair row before": (FOUR_LAST, "pair_row = tile.loaded / kPairRows<Cfg>;", "pair_row = last;", EARLY),
     "another pair row's counter": (
         TWO_ROWS,
-        "norm.counters + row / kPairRows, 1",
+        "norm.counters + row / kPairRows<Cfg>, 1",
         "norm.counters, 1",
         EARLY | {"deadlock"},
     ),

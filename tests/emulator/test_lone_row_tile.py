@@ -93,8 +93,8 @@ PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
     ),
     "one CTA waits for the rows that both copy": (
         FUSED,
-        "if (rows.any() && k >= kDownBlocks)",
-        "if (rank == 0 && rows.any() && k >= kDownBlocks)",
+        "if (rows.any() && k >= Cfg::kDownBlocks)",
+        "if (rank == 0 && rows.any() && k >= Cfg::kDownBlocks)",
         {"race", "unwritten-read", "proxy"},
     ),
 }

@@ -36,8 +36,8 @@ def test_last_tile_of_a_class_loads_whole_boxes(
 @pytest.mark.parametrize(
     ("old", "new", "kind"),
     [
-        ("    clear_pads(smem);\n", "", "unwritten-read"),
-        ("staging + (tile.first - tile.row) * 2", "staging", "wrong values"),
+        ("    clear_pads<Cfg>(smem);\n", "", "unwritten-read"),
+        ("staging + (tile.first - tile.row) * elem_bytes", "staging", "wrong values"),
         # the rows past a half are pushed too: more bytes than the partner awaits
         ("in_half = 16 * warp < Cfg::kBlockM / 2", "in_half = true", "race"),
     ],
