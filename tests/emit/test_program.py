@@ -99,13 +99,17 @@ def test_constants_are_typed_by_their_values_and_a_text_names_a_macro(spec: Prog
     spec = dataclasses.replace(spec, constants=constants)
     members, _, _ = text_of(spec).partition("\n};\n")
     assert members.splitlines()[1:] == [
-        f"    static constexpr u32 kProgramId = {spec.program_id:#010x}u;  "
-        "// how this program names itself in a wait record",
         "    static constexpr bool kFlag = true;  // a flag",
         "    static constexpr int kCount = 3;  // a count",
         "    static constexpr float kScale = 0.5f;  // a scale",
         "    static constexpr u32 kBlocks = K2_ITERS;  // from the compile line",
     ]
+
+
+def test_program_with_a_wait_record_has_an_identity(spec: ProgramSpec) -> None:
+    waiting = dataclasses.replace(spec, arg_plan=(*ARGUMENTS, ("buffer", "wait_record")))
+    assert f"    static constexpr u32 kProgramId = {waiting.program_id:#010x}u;" in text_of(waiting)
+    assert "kProgramId" not in text_of(spec)
 
 
 def test_body_is_called_with_structs_of_parameters_and_parameters(spec: ProgramSpec) -> None:
