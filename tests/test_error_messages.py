@@ -48,7 +48,7 @@ SHARED_CHARACTERS = 12
         ("f32", 1e39, "filter f32 needs a finite number within float's range; got 1e+39"),
         ("f32", float("nan"), "filter f32 needs a finite number within float's range; got nan"),
         ("boolean", 1, "filter boolean needs a bool; got int 1"),
-        ("cpp_type", "x", "filter cpp_type needs a bool, int or float; got str 'x'"),
+        ("cpp_type", None, "filter cpp_type needs a bool, int, float or a macro's name; got NoneType None"),
         ("comment", 3, "filter comment needs text; got int 3"),
         ("comment", "a\nb", "filter comment needs one printable line without comment marks; got 'a\\nb'"),
         ("comment", "a */ b", "filter comment needs one printable line without comment marks; got 'a */ b'"),

@@ -133,10 +133,7 @@ def emulate_command(
         refuse_ignored("is of --schedule random; the others have no seeds", "seed", "count")
     seeds = range(seed, seed + (count if schedule == "random" else 1))
     options = Options(
-        schedule,
-        0,
-        arithmetic,
-        not no_checks,
+        *(schedule, 0, arithmetic, not no_checks),
         instruction_limit=limit_instructions,
         seconds_limit=limit_seconds,
         tensor_order=tensor_order,
@@ -144,13 +141,7 @@ def emulate_command(
     )
     schedules = [replace(options, seed=each) for each in seeds]
     if any(files[name] for name in ("ptx", "cuda", "launch")):
-        if (key, stage, tp, tokens, trace_file, timeline_file) != (None,) * 6:
-            raise click.UsageError("--launch says what to run; no KEY, --stage, --tp, --tokens, --trace or --timeline")
-        refuse_ignored(
-            "is of a request of an export; --launch says what to run", "partials", "rank", "sm_count", "export"
-        )
-        if files["ptx"]:
-            refuse_ignored("is of --cuda; PTX names its target itself", "arch", "include", "nvrtc_options")
+        _refuse_beside_files((key, stage, tp, tokens, trace_file, timeline_file), is_ptx=bool(files["ptx"]))
         click.get_current_context().exit(run_files(FileRequest(arch=arch or ARCH, **files), schedules))
     refuse_ignored("is of --launch, which is not there", "entry", "out", "include", "nvrtc_options")
     _require_writable(trace_file, timeline_file)
@@ -162,6 +153,15 @@ def emulate_command(
     else:
         case = _case_of_request(stage, tp, tokens, partials, sm_count, rank, arch or ARCH)
     _run_schedules(registry, case, schedules, (trace_file, timeline_file))
+
+
+def _refuse_beside_files(given: tuple[object, ...], *, is_ptx: bool) -> None:
+    """Refuse what says nothing about files: parts of a request (None: not given), and options of the other format."""
+    if any(each is not None for each in given):
+        raise click.UsageError("--launch says what to run; no KEY, --stage, --tp, --tokens, --trace or --timeline")
+    refuse_ignored("is of a request of an export; --launch says what to run", "partials", "rank", "sm_count", "export")
+    if is_ptx:
+        refuse_ignored("is of --cuda; PTX names its target itself", "arch", "include", "nvrtc_options")
 
 
 def _require_writable(trace_file: Path | None, timeline_file: Path | None) -> None:

@@ -54,7 +54,8 @@ class KnownFault:
         return component == self.component and self.first <= version <= self.last and bool({*arches} & {*self.arches})
 
 
-_BLACKWELL = tuple(arch.name for arch in ARCHITECTURES.values() if arch.family == "sm100")
+# those with tensor memory
+_BLACKWELL = tuple(arch.name for arch in ARCHITECTURES.values() if arch.tensor_memory_cols)
 SMALL_MAP = KnownFault(
     name="small-tensor-map",
     component="driver",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-import time
 from typing import Any
 
 import pytest
 import torch
+from call_counts import calls_of
 from cuda.bindings import driver as real
 from models import tiny_model
 from runtime_fakes import CONTEXTS, Machine
@@ -20,6 +20,7 @@ from cakegen.errors import CakeError, LaunchError, PlanError
 from cakegen.model import DeviceFacts
 from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe, control
+from cakegen.runtime.prepared import Runner
 from cakegen.runtime.reference import reference_front, reference_tail
 from cakegen.runtime.runner import ProgramRunner
 
@@ -293,16 +294,12 @@ def test_compile_flags_reach_the_compiler(machine: Machine, tiny_registry: Regis
     assert seen == [("-DCAKEGEN_CHAOS",)]
 
 
-def test_warm_prepare_takes_less_than_half_a_millisecond(machine: Machine, kimi_registry: Registry) -> None:
+def test_warm_prepare_makes_few_calls(machine: Machine, kimi_registry: Registry) -> None:
     moe = LatentMoe(kimi_registry)
     front = on_gpu(front_operands(moe.model, 8, 8))
     tail = on_gpu(tail_operands(moe.model, 8, 8))
+    keep: list[Runner] = []
     for prepare in (lambda: moe.prepare_front(**front), lambda: moe.prepare_tail(**tail, tp=8, rank=3)):
-        keep = [prepare() for _ in range(5)]
-        times = []
-        for _ in range(50):
-            start = time.perf_counter()
-            keep.append(prepare())
-            times.append(time.perf_counter() - start)
-        # the best of many, so that a busy machine does not decide
-        assert min(times) < 0.5e-3, f"{min(times) * 1e6:.0f} us"
+        keep.extend(prepare() for _ in range(5))
+        # 640 of the front: a third of a millisecond
+        assert calls_of(lambda prepare=prepare: keep.append(prepare())) < 900

@@ -35,6 +35,7 @@ TYPES = {
     "f64": "f8",
 }
 BANK_TYPES = {"pred": "?", "b16": "u2", "b32": "u4", "f32": "f4", "b64": "u8", "f64": "f8", "b128": "c16"}
+TYPES_BYTES = {"?": 1, "c16": 16} | {f"{letter}{size}": size for letter in "iuf" for size in (1, 2, 4, 8)}
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<="}
 _COMPARISONS |= {"hi": ">", "hs": ">="}
 _BITWISE = {"and": "&", "or": "|", "xor": "^"}
@@ -141,7 +142,7 @@ class ExpressionWriter:
             name = f"R[{operand.index}]"
             if bank == kind:
                 return name
-            if np.dtype(bank).itemsize == np.dtype(kind).itemsize and "?" not in (bank, kind):
+            if TYPES_BYTES[bank] == TYPES_BYTES[kind] and "?" not in (bank, kind):
                 return f"{name}.view('{kind}')"
             return f"{name}.astype('{kind}')"
         if isinstance(operand, Negated):

@@ -18,7 +18,7 @@ from typing import Any
 from cakegen.emulator.machine import lane_ops
 from cakegen.emulator.order.fences import decode_fence
 from cakegen.emulator.order.vector_clock import GPU
-from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, ExpressionWriter, environment
+from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, TYPES_BYTES, ExpressionWriter, environment
 from cakegen.emulator.text.issue_runs import issue_later, issue_together
 from cakegen.emulator.text.memo import MemoWriter
 from cakegen.emulator.text.ptx import (
@@ -319,9 +319,7 @@ class _BlockWriter:
         items = target.items if isinstance(target, Vector) else (target,)
         if space == "param":
             assert isinstance(address, Address)
-            if not isinstance(address.base, Symbol):
-                raise self._writer.refuse(instruction)
-            parameter = self._kernel.parameter(address.base.name)
+            parameter = self._kernel.parameter(address.base.name) if isinstance(address.base, Symbol) else None
             if parameter is None:
                 raise self._writer.refuse(instruction)
             start, step = parameter.offset + address.offset, int(kind[1])
@@ -329,9 +327,8 @@ class _BlockWriter:
             return "; ".join(self._assign(item, text, kind, mask) for item, text in zip(items, texts, strict=True))
         name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
         name = "load_constant" if "nc" in instruction.parts and space == "global" else name
-        return self._assign_all(
-            items, f"{name}(w, {text}, '{kind}', {length}, {mask}, {index}{_strong(instruction)})", kind, mask
-        )
+        text = f"{name}(w, {text}, '{kind}', {length}, {mask}, {index}{_strong(instruction)})"
+        return self._assign_all(items, text, kind, mask)
 
     def _store(self, index: int, instruction: Instruction, mask: str) -> str:
         address, source = instruction.operands
@@ -400,6 +397,3 @@ class _BlockWriter:
 def _strong(instruction: Instruction) -> str:
     """The argument of a volatile access: relaxed, at the widest scope (PTX ISA 9.7.9.8)."""
     return f", {GPU}" if "volatile" in instruction.parts else ""
-
-
-TYPES_BYTES = {"?": 1, "c16": 16} | {f"{letter}{size}": size for letter in "iuf" for size in (1, 2, 4, 8)}
