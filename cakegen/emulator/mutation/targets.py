@@ -21,6 +21,8 @@ from cakegen.registry import Registry
 
 # Line information changes no instruction, and says where each comes from.
 _FLAGS = ("-lineinfo",)
+# Of `templates/device/` (`generated/shared`): a function of such a header wraps one instruction.
+_DEVICE_HEADER = "cake_device_"
 # (operator, change, first part of the opcode, source lines from the innermost call out)
 Site = tuple[str, str, str, tuple[str, ...]]
 
@@ -102,10 +104,11 @@ class Target(Mutated):
 
     def kernel_line(self, mutant: Mutant) -> str:
         """As `Mutated` has it."""
-        for file, line in mutant.instruction.place.source:
-            if file not in self._sources:
-                return self._kernel_lines[line - 1].strip()
-        return self.source_lines(mutant)[0] if mutant.instruction.place.source else mutant.instruction.text
+        lines = self.source_lines(mutant)
+        for (file, _), line in zip(mutant.instruction.place.source, lines, strict=True):
+            if not file.startswith(_DEVICE_HEADER):
+                return line
+        return lines[0] if lines else mutant.instruction.text
 
 
 def target_of(registry: Registry, name: str, arch: str) -> Target:
