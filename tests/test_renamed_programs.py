@@ -126,10 +126,14 @@ def test_program_with_two_successors_or_none_is_refused(kernels: dict[str, str])
 def test_table_is_what_the_tool_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_commit():
         pytest.skip(f"needs git, and a clone that reaches back to {COMMIT}")
-    written = tmp_path / "table.tsv"
+    written, static = tmp_path / "table.tsv", tmp_path / "static.tsv"
+    static.write_text(TOOL.STATIC.read_text().replace("_sm100_", "_other_"))
+    assert TOOL.STATIC.read_text() != static.read_text()
     monkeypatch.setattr(TOOL, "TABLE", written)
+    monkeypatch.setattr(TOOL, "STATIC", static)
     assert TOOL.main([COMMIT]) == 0
     assert written.read_text() == (BENCHMARKS / "renamed_programs.tsv").read_text()
+    assert static.read_text() == (BENCHMARKS / "static" / "blackwell.tsv").read_text()
     assert json.dumps(TOOL.read_table(written)) == json.dumps(ROWS)
 
 

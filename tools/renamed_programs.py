@@ -1,7 +1,8 @@
 """Pairs the programs of an older commit's trees with today's, by key: `python tools/renamed_programs.py REVISION`.
 
 Writes `benchmarks/renamed_programs.tsv`: what a program of REVISION is called today, so that a record that names it, or
-the digest of its texts, is still a record of something. REVISION is the commit whose names the records have.
+the digest of its texts, is still a record of something. REVISION is the commit whose names the records have. Tables of
+`cakegen compile` get today's names of their keys' programs instead; no figure is touched.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cakegen.review.trees import Tree, read_revision, read_trees, resolve_revisi
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED, TABLE = ROOT / "generated", ROOT / "benchmarks" / "renamed_programs.tsv"
+STATIC, STATIC_EXPORT = ROOT / "benchmarks" / "static" / "blackwell.tsv", "kimi_k3_latent_moe"
 COLUMNS = ("export", "old", "texts", "new", "keys")
 DIGEST_DIGITS = 12
 """Of a digest of texts, as many as the emulator's tables have."""
@@ -45,6 +47,13 @@ def pair_programs(old: Tree, new: Tree) -> Iterator[dict[str, str]]:
         yield dict(zip(COLUMNS, row, strict=True))
 
 
+def renamed_rows(text: str, new: Tree) -> str:
+    """A table of `cakegen compile` with the names that the programs of its keys have in a tree."""
+    rows = list(csv.DictReader(text.splitlines(), delimiter="\t"))
+    today = [{**row, "program": new.kernels[row["keys"].split()[0]]} for row in rows]
+    return "\n".join(["\t".join(rows[0]), *("\t".join(row.values()) for row in today)]) + "\n"
+
+
 def read_table(file: Path = TABLE) -> list[dict[str, str]]:
     """The rows of the table."""
     with file.open(encoding="utf-8", newline="") as stream:
@@ -59,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         old, new = read_revision(GENERATED, resolve_revision(GENERATED, arguments[0])), read_trees(GENERATED)
         rows = [row for export in sorted(old) for row in pair_programs(old[export], new[export])]
+        static = renamed_rows(STATIC.read_text(encoding="utf-8"), new[STATIC_EXPORT])
     except CakeError as error:
         print(error, file=sys.stderr)
         return 1
@@ -66,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         writer = csv.DictWriter(stream, COLUMNS, delimiter="\t", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    STATIC.write_text(static, encoding="utf-8")
     return 0
 
 
