@@ -59,10 +59,10 @@ def test_buffer_without_a_type_is_refused(spec: ProgramSpec) -> None:
 
 
 def text_of(spec: ProgramSpec) -> str:
-    """The program below its banner and includes: `struct Cfg`, signature and call."""
-    context = {"spec": spec, "headers": ["cake_body.cuh"]}
+    """The program from `struct Cfg` on."""
+    context = {"spec": spec, "headers": ["cake_body.cuh"], "about": ["What a CTA does."]}
     text = render_template(template_environment(paths.templates_root()), KERNEL_TEMPLATE, context)
-    assert text.startswith('#include "cake_body.cuh"\n\nusing namespace cake;\n')
+    assert text.startswith('#include "cake_body.cuh"\n\nusing namespace cake;\n\n// What a CTA does.\n//\n')
     return text[text.index("struct Cfg {") :]
 
 
@@ -99,12 +99,17 @@ def test_constants_are_typed_by_their_values_and_a_text_names_a_macro(spec: Prog
     spec = dataclasses.replace(spec, constants=constants)
     members, _, _ = text_of(spec).partition("\n};\n")
     assert members.splitlines()[1:] == [
-        f"    static constexpr u32 kProgramId = {spec.program_id:#010x}u;  // how this program names itself in a wait record",
         "    static constexpr bool kFlag = true;  // a flag",
         "    static constexpr int kCount = 3;  // a count",
         "    static constexpr float kScale = 0.5f;  // a scale",
         "    static constexpr u32 kBlocks = K2_ITERS;  // from the compile line",
     ]
+
+
+def test_program_with_a_wait_record_has_an_identity(spec: ProgramSpec) -> None:
+    waiting = dataclasses.replace(spec, arg_plan=(*ARGUMENTS, ("buffer", "wait_record")))
+    assert f"    static constexpr u32 kProgramId = {waiting.program_id:#010x}u;" in text_of(waiting)
+    assert "kProgramId" not in text_of(spec)
 
 
 def test_body_is_called_with_structs_of_parameters_and_parameters(spec: ProgramSpec) -> None:

@@ -1,5 +1,6 @@
 """The emulator against what an H200 computed, bit for bit: `benchmarks/h200/values.*`, written by `record_values.py`.
 
+Bits are compared whatever the program's text is by now; a case may differ only where `values_fell_back.tsv` names it.
 The programs of one TP degree by default; all programs, and the full size, with `-m long`.
 """
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from device_values import (
+    FOLDER,
     RECORD_COMMAND,
     SMALL,
     Named,
@@ -21,7 +23,7 @@ from device_values import (
     differing_outputs,
     named_cases,
     problems_of,
-    program_digest,
+    read_fell_back,
     read_recording,
     registry_of,
 )
@@ -32,6 +34,8 @@ from cakegen.runtime.validate import validate_front, validate_tail
 pytestmark = pytest.mark.emulator
 
 RECORDING: Recording = read_recording()
+FELL_BACK = read_fell_back()
+PAGE = FOLDER.parents[1] / "docs" / "hopper-answers.md"
 OFTEN = [named for named in RECORDING.values if named.export == SMALL and named.case.tp == 8]
 
 
@@ -56,10 +60,17 @@ def emulated(named: Named, arithmetic: str = "hopper") -> Values:
 def test_values_are_those_of_the_device(named: Named) -> None:
     got, recorded = emulated(named), RECORDING.values[named]
     assert got.inputs == recorded.inputs, "the operands are not those of the recording"
-    problems = problems_of(got, recorded, lambda: program_digest(named) == RECORDING.programs[named])
+    problems = problems_of(got, recorded, fell_back=named.name in FELL_BACK)
     assert not problems, problems
-    if set(differing_outputs(got, recorded)) - {"shared_act"}:
-        pytest.skip(f"other bits, within tolerance, of a program that has changed since; on an H200: {RECORD_COMMAND}")
+    if named.name in FELL_BACK:
+        assert problems_of(got, recorded), "has the recorded bits again: take it off the list of cases that fell back"
+
+
+def test_cases_that_fell_back_are_counted() -> None:
+    """None unless it is listed with its reason; the page says how many."""
+    assert set(FELL_BACK) <= {named.name for named in RECORDING.values}
+    assert all(reason.strip() for reason in FELL_BACK.values())
+    assert f"{len(FELL_BACK)} of {len(RECORDING.values)} cases fell back" in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.long
@@ -83,23 +94,23 @@ def changed(values: Values, output: str, steps: int, count: int = 1) -> Values:
 
 
 @pytest.mark.parametrize(
-    ("output", "steps", "count", "same_program", "problem"),
+    ("output", "steps", "count", "fell_back", "problem"),
     [
-        ("logits", 1, 1, True, "logits has other bits: 1 of 512"),
-        ("logits", 1, 1, False, None),
-        ("logits", 1 << 22, 1, False, "logits differs by up to"),
-        ("latent", 0, 0, True, "latent has other bits: 0 of"),
-        ("shared_act", 1, 3, True, None),
-        ("shared_act", 2, 1, True, "shared_act has other bits: 1 of 512 sampled elements, by up to 2 ulp"),
-        ("shared_act", 1, 6, True, "shared_act has other bits: 6 of 512"),
-        ("shared_act", 1, 6, False, None),
-        ("y_workspace", 1, 1, False, "y_workspace has other bits"),
-        ("out", 1, 1, True, "out has other bits"),
+        ("logits", 1, 1, False, "logits has other bits: 1 of 512"),
+        ("logits", 1, 1, True, None),
+        ("logits", 1 << 22, 1, True, "logits differs by up to"),
+        ("latent", 0, 0, False, "latent has other bits: 0 of"),
+        ("shared_act", 1, 3, False, None),
+        ("shared_act", 2, 1, False, "shared_act has other bits: 1 of 512 sampled elements, by up to 2 ulp"),
+        ("shared_act", 1, 6, False, "shared_act has other bits: 6 of 512"),
+        ("shared_act", 1, 6, True, None),
+        ("y_workspace", 1, 1, True, "y_workspace has other bits"),
+        ("out", 1, 1, False, "out has other bits"),
     ],
 )
-def test_what_differs_is_judged(output: str, steps: int, count: int, same_program: bool, problem: str | None) -> None:
+def test_what_differs_is_judged(output: str, steps: int, count: int, fell_back: bool, problem: str | None) -> None:
     recorded = first_of("tail" if output in ("y_workspace", "out") else "front")
-    problems = problems_of(changed(recorded, output, steps, count), recorded, lambda: same_program)
+    problems = problems_of(changed(recorded, output, steps, count), recorded, fell_back=fell_back)
     assert [problem in each for each in problems] == ([] if problem is None else [True])
 
 

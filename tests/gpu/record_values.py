@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "gpu")]
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     from ask_device import describe_device
-    from device_values import Recording, named_cases, program_digest
+    from device_values import Recording, named_cases
 
     from cakegen.errors import CakeError
 
@@ -42,11 +42,10 @@ def main(arguments: list[str]) -> int:
     cases = list(named_cases())
     compile_programs(cases)
     print(f"{len(cases)} cases; programs compiled after {time.monotonic() - start:.0f} s", flush=True)
-    recording, problems = Recording(describe_device(), {}, {}), []
+    recording, problems = Recording(describe_device(), {}), []
     for named in cases:
         try:
             recording.values[named] = record(named)
-            recording.programs[named] = program_digest(named)
         except (CakeError, AssertionError) as error:
             problems.append(f"{named.name}: {type(error).__name__}: {error}")
     recording.write(Path(arguments[0]))
@@ -57,10 +56,8 @@ def main(arguments: list[str]) -> int:
 
 
 def compile_programs(cases: list[Named]) -> None:
-    """Every program of the cases into the cache, and its PTX, side by side."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from device_values import ptx_digest, registry_of
+    """Every program of the cases into the cache, side by side."""
+    from device_values import registry_of
 
     from cakegen.compile import compile_many, request_for
     from cakegen.emulator.launches.cases import ARCH
@@ -69,8 +66,6 @@ def compile_programs(cases: list[Named]) -> None:
     for outcome in compile_many([request_for(registry_of(export), key, ARCH) for export, key in wanted]):
         if isinstance(outcome, Exception):
             raise outcome
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda pair: ptx_digest(*pair), wanted))
 
 
 @functools.cache

@@ -21,8 +21,8 @@ from cakegen.registry import Registry
 
 # Line information changes no instruction, and says where each comes from.
 _FLAGS = ("-lineinfo",)
-# What the headers of device functions are called: those of `templates/device`.
-_DEVICE_HEADERS = "cake_device_"
+# Of `templates/device/` (`generated/shared`): a function of such a header wraps one instruction.
+_DEVICE_HEADER = "cake_device_"
 # (operator, change, first part of the opcode, source lines from the innermost call out)
 Site = tuple[str, str, str, tuple[str, ...]]
 
@@ -91,22 +91,20 @@ class Target(Mutated):
     def _sources(self) -> dict[str, list[str]]:
         return {name: text.splitlines() for name, text in self.request.headers}
 
-    @cached_property
-    def _kernel_lines(self) -> list[str]:
-        return self.request.source.splitlines()
-
     def source_lines(self, mutant: Mutant) -> tuple[str, ...]:
-        """As `Mutated` has it."""
-        return tuple(
-            self._sources.get(file, self._kernel_lines)[line - 1].strip()
-            for file, line in mutant.instruction.place.source
-        )
+        """As `Mutated` has it, of headers alone: a program's own text is one call, and says nothing of a site."""
+        return tuple(line for _, line in self._placed_lines(mutant))
 
     def kernel_line(self, mutant: Mutant) -> str:
         """As `Mutated` has it."""
-        places = zip(mutant.instruction.place.source, self.source_lines(mutant), strict=True)
-        lines = [text for (file, _), text in places if not file.startswith(_DEVICE_HEADERS)]
-        return lines[0] if lines else mutant.instruction.text
+        lines = list(self._placed_lines(mutant))
+        outside = (line for file, line in lines if not file.startswith(_DEVICE_HEADER))
+        return next(outside, lines[0][1] if lines else mutant.instruction.text)
+
+    def _placed_lines(self, mutant: Mutant) -> Iterator[tuple[str, str]]:
+        for file, line in mutant.instruction.place.source:
+            if file in self._sources:
+                yield file, self._sources[file][line - 1].strip()
 
 
 def target_of(registry: Registry, name: str, arch: str) -> Target:
