@@ -38,9 +38,7 @@ def _compiled(source: str, arch: str) -> Program:
     registry = load_registry(EXPORT)
     own = [] if arch == "sm_90a" else [("tcgen05.cuh", (KERNELS / "tcgen05.cuh").read_text())]
     includes, headers = device_headers(registry, hopper=arch == "sm_90a")
-    text = "".join(f'#include "{name}"\n' for name in (*includes, *dict(own)))
-    # so that a place's line is that of the test's own text
-    text += f'using namespace cake;\n#line 1 "test_kernel.cu"\n{source}'
+    text = "".join(f'#include "{name}"\n' for name in (*includes, *dict(own))) + f"using namespace cake;\n{source}"
     request = CompileRequest("test", arch, text, (*headers, *own), ("-std=c++17", "-lineinfo"), (), "kernel_test")
     return program_of(compile_ptx(request), "kernel_test")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from committed_trees import device_headers
 from models import tiny_model, with_tile
 
 from cakegen.emulator import Fault, Options
@@ -43,7 +44,9 @@ def with_record(
     return fault_of(launch, source, out, record, smem=smem, adversary=Adversary(*schedule), **options)
 
 
-def test_store_behind_an_allocation_names_it_the_lane_and_the_line(launch: Launch, array: Make) -> None:
+def test_store_behind_an_allocation_names_it_the_lane_and_the_line(
+    launch: Launch, array: Make, registry: Registry
+) -> None:
     fault = fault_of(
         launch,
         f"{KERNEL}(u32* out) {{\n if (threadIdx.x > 3)\n  out[threadIdx.x * 2] = 1;\n}}",
@@ -53,7 +56,9 @@ def test_store_behind_an_allocation_names_it_the_lane_and_the_line(launch: Launc
     assert "write of 4 bytes at argument 0 + 248: its 128 bytes end before" in str(fault)
     assert fault.where is not None
     assert fault.where.lanes == "4-31"
-    assert fault.where.instruction.place.source[0] == ("test_kernel.cu", 3)
+    # the third line of the text, behind its includes and a line that names their namespace
+    includes, _ = device_headers(registry, hopper=True)
+    assert fault.where.instruction.place.source[0] == ("test_kernel.cu", len(includes) + 1 + 3)
 
 
 def test_load_from_no_tensor_says_where_the_nearest_ends(launch: Launch, array: Make) -> None:
@@ -327,7 +332,12 @@ ALL = ("early", "late", "random")
         (FRONT, "stage_bytes);", "stage_bytes - 16);", {"deadlock", "pending-write", "unwritten-read"}),
         (LONG_FRONT, "load.phase ^ 1, watch", "load.phase, watch", {"deadlock"}),
         (TAIL, EMPTY_WAIT, "", {"pending-read", "pending-write", "barrier", "race"}),
-        (FRONT, "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    store_staged<Cfg::kBlockM, ", "store_staged<Cfg::kBlockM, ", {"race"}),
+        (
+            FRONT,
+            "named_barrier_sync(Cfg::kMmaBarrier, 128);\n    store_staged<Cfg::kBlockM, ",
+            "store_staged<Cfg::kBlockM, ",
+            {"race"},
+        ),
         (TAIL, Y_WAIT, "", {"unwritten-read", "race"}),
         (FRONT, "cluster_wait();", "", {"barrier", "exit", "race"}),
         (

@@ -129,7 +129,12 @@ PLANTED: dict[str, tuple[Case, str, str, set[str]]] = {
         "if (known != ~0u)",
         EARLY,
     ),
-    "no wait for the pair row before": (FOUR_LAST, "pair_row = tile.loaded / kPairRows<Cfg>;", "pair_row = last;", EARLY),
+    "no wait for the pair row before": (
+        FOUR_LAST,
+        "pair_row = tile.loaded / kPairRows<Cfg>;",
+        "pair_row = last;",
+        EARLY,
+    ),
     "another pair row's counter": (
         TWO_ROWS,
         "norm.counters + row / kPairRows<Cfg>, 1",
