@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 from pathlib import Path
@@ -31,6 +32,9 @@ SAMPLE = (
     ("decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k4_8_o512_c1_f_sb@sm_90a", 13),
     ("decode:tiny_latent_moe_decode_g24_n8_r7_d2_p0_w0_t4_6_2_k8_0_o512_c2_m96@sm_90a", 11),
 )
+
+# Mutants of a site that may survive before one is killed; sites that stand once have one.
+ATTEMPTS = 4
 
 pytestmark = [pytest.mark.emulator, pytest.mark.xdist_group("mutation")]
 
@@ -98,12 +102,15 @@ def test_committed_survivors_are_explained() -> None:
 @pytest.mark.parametrize(("name", "step"), SAMPLE, ids=lambda value: str(value)[28:60])
 def test_sample_is_killed_or_explained(registry: Registry, name: str, step: int) -> None:
     trial = RequestTrial(registry, target_of(registry, name, ARCH), seeds=1)
-    alive = []
-    for mutant in {trial.target.site(each): each for each in trial.reached(trial.target.mutants)}.values():
-        entry = describe(trial.target, mutant)
+    alive, sites = [], collections.defaultdict(list)
+    for mutant in trial.reached(trial.target.mutants):
+        sites[trial.target.site(mutant)].append(mutant)
+    for mutants in sites.values():
+        entry = describe(trial.target, mutants[-1])
         if int(str(entry["site"]), 16) % step or any(why.matches(entry) for why in EXPLANATIONS):
             continue
-        verdict = trial.run(mutant)
-        if not verdict.killed:
-            alive.append(f"{verdict.outcome}: {entry['operator']} ({entry['change']}) {entry['place']}")
+        # as in a campaign: of a loop that was unrolled, some turns may be of stages that the ring does not use
+        verdicts = (trial.run(each) for each in (mutants[-1], *mutants[:-1])[:ATTEMPTS])
+        if not any(verdict.killed for verdict in verdicts):
+            alive.append(f"{entry['operator']} ({entry['change']}) {entry['place']}")
     assert alive == []
