@@ -53,7 +53,8 @@ def test_arrivals_count_the_warps_of_both_ctas() -> None:
     assert program.launch.block == (320, 1, 1)
     assert program.launch.cluster == (2, 1, 1)
     # a lane of 8 epilogue warps each; those, a loader each, and the one thread that multiplies
-    assert (program.value("kSumsReaders"), program.value("kItemReaders")) == (16, 19)
+    arrivals = {barrier.name: barrier.arrivals for barrier in program.pipeline.barriers}
+    assert (arrivals["sums_empty"], arrivals["item_empty"]) == (16, 19)
 
 
 @pytest.mark.parametrize(("block_n", "columns"), [(64, 128), (128, 256), (192, 512), (256, 512)])

@@ -101,9 +101,9 @@ def test_box_of_fewer_tokens_than_the_tile_has_their_rows_of_one_chunk(
 
 def test_bind_refuses_an_unknown_name_and_a_wide_parameter(tiny_registry: Registry) -> None:
     program = next(p for p in tiny_registry.programs.values() if p.role == "tail_norm")
-    buffers = {"routed": 16, "norm_weight": 16, "y_workspace": 16, "wait_record": 16}
+    buffers = {"routed": 16, "norm_weight": 16, "y_workspace": 16}
     parameters = {name: 1 for kind, name in program.arg_plan if kind == "parameter"}
-    with pytest.raises(LaunchError, match=rf"{program.name}: argument 'wait_record' of kind 'buffer'"):
-        bind_arguments(program, {}, {k: v for k, v in buffers.items() if k != "wait_record"}, parameters)
+    with pytest.raises(LaunchError, match=rf"{program.name}: argument 'norm_weight' of kind 'buffer'"):
+        bind_arguments(program, {}, {k: v for k, v in buffers.items() if k != "norm_weight"}, parameters)
     with pytest.raises(LaunchError, match=r"routed_pitch must be 0 … 2\^31 - 1 = 2147483647 .* got 2147483648"):
         bind_arguments(program, {}, buffers, {**parameters, "routed_pitch": 2**31})
