@@ -128,7 +128,7 @@ def test_plan_takes_export_and_resident_pairs(registry: list[str]) -> None:
     single = run(*common, "--resident-pairs", "55")
     assert "_pair_memory_halves@sm_90a" in paired.output
     assert "_memory@sm_90a" in single.output
-    assert "_pair" not in single.output
+    assert "tail_tp1_n32_r11_memory@sm_90a" in single.output
     assert registry == ["other", "other"]
 
 

@@ -85,7 +85,7 @@ def test_tail_on_a_small_device_runs_the_norm_first(kimi: Model) -> None:
     plan = tail(kimi, DeviceFacts.nominal("sm_90a", 40), 8, 97)
     norm, decode = plan.launches
     assert (norm.key, norm.grid_ctas) == ("tail_norm:e0@sm_90a", (25, 1, 1))
-    assert decode.key.endswith("_g56_n128_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1@sm_90a")
+    assert decode.key == "decode:tail_tp8_n128_r7_apart@sm_90a"
     (form,) = decode_forms(plan)
     assert (form.fused_norm, form.issue_gate, form.needs_residency) == (False, 0, False)
 
