@@ -14,7 +14,6 @@ from cakegen.plan.decode import (
     overlap_rule,
     pair_rule,
     plan_decode_front,
-    spell_decode_key,
     token_parts_rule,
     weights_ahead,
 )
@@ -25,6 +24,7 @@ from cakegen.plan.gemm import Launches
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.records import DecodeForm, Launch, Plan, Rule
 from cakegen.plan.shape import DecodeShape, decode_shape
+from cakegen.plan.spelling import spell_decode_key
 from cakegen.rules import DecodeRules
 
 STAGES = ("front", "tail")

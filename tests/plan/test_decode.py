@@ -10,7 +10,7 @@ from models import blackwell, changed
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import DecodeForm, plan_route
-from cakegen.plan.decode import spell_decode_key
+from cakegen.plan.spelling import spell_decode_key
 
 HEAD = "decode:kimi_k3_latent_moe_decode_"
 FRONT_1 = "_p0_w0_t7_28_96_k112_0_o3584_c1"

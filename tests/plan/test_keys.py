@@ -15,9 +15,9 @@ from cakegen.emit.reach import reached_plans
 from cakegen.errors import PlanError
 from cakegen.model import Model
 from cakegen.plan import Form
-from cakegen.plan.decode import spell_decode_key
 from cakegen.plan.keys import GRAMMARS, IN_WORDS, explain_key, split_key
 from cakegen.plan.records import DecodeForm, NormPlace, Sharing
+from cakegen.plan.spelling import spell_decode_key
 from cakegen.registry import load_registry
 from cakegen.renamed_keys import renamed_keys
 

@@ -8,7 +8,7 @@ import pytest
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import DecodeForm, NormForm, Plan, decode_smem, plan_route, unit_shares
-from cakegen.plan.decode import spell_decode_key
+from cakegen.plan.spelling import spell_decode_key
 
 SM_COUNTS = (40, 78, 114, 132, 144, 148, 152, 160)
 TPS = (1, 2, 4, 8, 16)
