@@ -20,6 +20,7 @@ ALLOWED = {
     "compiler_flags": set(),
     "plain_files": set(),
     "visible": set(),
+    "renamed_keys": set(),
     "arch": LEAVES,
     "rules": set(),
     "model": LEAVES | {"arch", "rules"},
@@ -34,7 +35,7 @@ ALLOWED = {
     "emit": LEAVES | {"arch", "model", "paths", "plan", "registry", "rules"},
     "runtime": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules", "compile", "runtime"},
-    "review": LEAVES | {"compile", "registry"},
+    "review": LEAVES | {"compile", "registry", "renamed_keys"},
     "doctor": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
     "bench": LEAVES
     | {"arch", "measured", "model", "paths", "plan", "registry", "rules", "compile", "emit", "runtime", "__init__"},

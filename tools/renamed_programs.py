@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cakegen.errors import CakeError, ReviewError
+from cakegen.renamed_keys import renamed_keys
 from cakegen.review.trees import Tree, read_revision, read_trees, resolve_revision
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +34,7 @@ def pair_programs(old: Tree, new: Tree) -> Iterator[dict[str, str]]:
     """
     served: dict[str, list[str]] = {}
     for key, name in old.kernels.items():
-        served.setdefault(name, []).append(key)
+        served.setdefault(name, []).append(renamed_keys().get(key, key))
     for name, keys in sorted(served.items()):
         today = {new.kernels.get(key, "") for key in keys}
         if len(today) != 1 or "" in today:

@@ -30,7 +30,11 @@ def show_command(key: str, export: str, source: bool, explain: bool) -> None:
     header in the place of its first include. With --explain: what each part of the key says.
     """
     from cakegen.registry import load_registry
+    from cakegen.renamed_keys import renamed_keys
 
+    if key in renamed_keys():
+        click.echo(f"{key} is called {renamed_keys()[key]} today", err=True)
+        key = renamed_keys()[key]
     if explain:
         from cakegen.plan.keys import explain_key
 

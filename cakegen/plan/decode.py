@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, ModelDims
 from cakegen.plan.records import DecodeForm, NormPlace, Rule, Sharing
-from cakegen.plan.shape import BLOCK_M, DecodeShape, narrow_front
+from cakegen.plan.shape import DecodeShape, narrow_front
 from cakegen.plan.smem import (
     BARRIER_BYTES,
     BF16_BYTES,
@@ -164,30 +164,6 @@ def base_form(shape: DecodeShape, sharing: Sharing, rules: DecodeRules) -> Decod
         split_finalize=is_split(shape, sharing, rules),
     )
     return replace(form, landing_bytes=pushed_bytes(form)) if sharing is Sharing.PAIR else form
-
-
-def spell_symbol(form: DecodeForm, export: str) -> str:
-    """The name that spells a decode form; the logical key is `decode:` + symbol (+ the architecture's suffix)."""
-    head = (
-        f"{export}_decode_g{form.grid_ctas}_n{form.n_pad}_r{form.num_stages}_d{form.chunks_per_stage}_p0_w0"
-        f"_t{form.router_tiles}_{form.latent_tiles}_{form.shared_tiles}_k{form.k1_chunks}_{form.k2_chunks}"
-        f"_o{form.out_cols}_c{form.cluster_ctas}"
-    )
-    suffixes = (
-        (f"_m{form.block_m}", form.block_m != BLOCK_M),
-        ("_f", form.fused_norm),
-        (f"_g{form.issue_gate}", form.issue_gate),
-        ("_sb", form.resident_b),
-        ("_rs", form.staged_rows),
-        ("_np", form.no_prefetch),
-        (f"_st{form.stagger_units}", form.stagger_units),
-        ("_ww", form.wide_wait),
-        ("_la", form.landing_alias),
-        ("_sf", form.split_finalize),
-        (f"_tt{form.token_parts}", form.token_parts > 1),
-        (f"_kt{form.k1_ragged_cols}", form.k1_ragged_cols),
-    )
-    return head + "".join(suffix for suffix, is_set in suffixes if is_set)
 
 
 def plan_decode_front(

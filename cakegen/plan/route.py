@@ -14,7 +14,6 @@ from cakegen.plan.decode import (
     overlap_rule,
     pair_rule,
     plan_decode_front,
-    spell_symbol,
     token_parts_rule,
     weights_ahead,
 )
@@ -25,6 +24,7 @@ from cakegen.plan.gemm import Launches
 from cakegen.plan.norm import norm_launch
 from cakegen.plan.records import DecodeForm, Launch, Plan, Rule
 from cakegen.plan.shape import DecodeShape, decode_shape
+from cakegen.plan.spelling import spell_decode_key
 from cakegen.rules import DecodeRules
 
 STAGES = ("front", "tail")
@@ -132,7 +132,7 @@ def _plan_decode(model: Model, family: Family, shape: DecodeShape, device: Devic
 
 def decode_launch(form: DecodeForm, export: str, rules: DecodeRules, device: DeviceFacts) -> Launch:
     """A decode form as a launch; its other run-time arguments follow from the operands alone."""
-    key = f"decode:{spell_symbol(form, export)}{architecture(device.arch).key_suffix}"
+    key = spell_decode_key(form, export, architecture(device.arch).key_suffix)
     ordinary, overlapping = ((("weights_ahead", weights_ahead(form, rules, overlap)),) for overlap in (False, True))
     may_overlap = bool(overlap_rule(form, rules, device).value)
     return Launch(key, (form.grid_ctas, 1, 1), ordinary, form, overlapping if may_overlap else None)

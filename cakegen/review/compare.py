@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cakegen.renamed_keys import renamed_keys
 from cakegen.review.trees import Tree
 
 UNCHANGED, CHANGED, ADDED, REMOVED = "unchanged", "changed", "added", "removed"
@@ -117,6 +118,7 @@ def compare_trees(old: Tree | None, new: Tree | None) -> ExportReview:
     assert sides, "an export that neither side has"
     export = sides[0].export
     old, new = old or _nothing(export), new or _nothing(export)
+    old = _with_todays_keys(old, new)
     replaced = dict(_pair_renamed(old, new))
     entries = [_review_key(old, new, key, replaced) for key in sorted({*old.kernels, *new.kernels})]
     model = _changes(dict(_flatten(old.model)), dict(_flatten(new.model)))
@@ -133,6 +135,14 @@ def narrow_review(review: ExportReview, patterns: Sequence[str]) -> ExportReview
     kept = {entry.key for entry in keys}
     texts = [replace(change, keys=tuple(key for key in change.keys if key in kept)) for change in review.texts]
     return ExportReview(review.export, review.model, keys, tuple(change for change in texts if change.keys))
+
+
+def _with_todays_keys(old: Tree, new: Tree) -> Tree:
+    """An old tree whose keys are called as the new one calls them, where the same program's key was only renamed."""
+    today = {key: name for key, name in renamed_keys().items() if name in new.kernels and key not in new.kernels}
+    kernels = {today.get(key, key): program for key, program in old.kernels.items()}
+    lines = {today.get(key, key): constants for key, constants in old.specializations.items()}
+    return replace(old, kernels=kernels, specializations=lines)
 
 
 def _nothing(export: str) -> Tree:

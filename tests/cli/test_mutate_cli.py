@@ -11,7 +11,7 @@ import cakegen
 from cakegen.cli.main import main
 
 CHAIN = Path(cakegen.__file__).parents[1] / "examples" / "emulate" / "chain"
-KEY = "decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k1_2_o512_c1@sm_90a"
+KEY = "decode:tail_tp8_n8_r11_apart@sm_90a"
 
 
 def run(*arguments: str) -> click.testing.Result:

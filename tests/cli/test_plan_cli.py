@@ -126,8 +126,9 @@ def test_plan_takes_export_and_resident_pairs(registry: list[str]) -> None:
     common = ("--stage", "tail", "--tp", "1", "--tokens", "32", "--export", "other")
     paired = run(*common)
     single = run(*common, "--resident-pairs", "55")
-    assert "_c2_f_sf@sm_90a" in paired.output
-    assert "_c1_f@sm_90a" in single.output
+    assert "_pair_memory_halves@sm_90a" in paired.output
+    assert "_memory@sm_90a" in single.output
+    assert "tail_tp1_n32_r11_memory@sm_90a" in single.output
     assert registry == ["other", "other"]
 
 

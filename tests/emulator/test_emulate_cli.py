@@ -31,7 +31,7 @@ def test_request_runs_under_every_seed_and_is_compared() -> None:
 
 
 def test_key_finds_its_own_request() -> None:
-    key = "decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k1_2_o512_c1_f_sb_rs@sm_90a"
+    key = "decode:tail_tp8_n8_r11_staged@sm_90a"
     result = run(key, "--schedule", "late")
     assert result.exit_code == 0, result.output
     assert key in result.output

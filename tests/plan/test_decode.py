@@ -10,7 +10,7 @@ from models import blackwell, changed
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import DecodeForm, plan_route
-from cakegen.plan.decode import spell_symbol
+from cakegen.plan.spelling import spell_decode_key
 
 HEAD = "decode:kimi_k3_latent_moe_decode_"
 FRONT_1 = "_p0_w0_t7_28_96_k112_0_o3584_c1"
@@ -63,28 +63,31 @@ def test_plan_gives_published_decode_key(
         assert [launch.key for launch in plan.launches] == [HEAD + KEYS[request_range]]
 
 
-def test_published_rules_give_the_published_keys_on_hopper_with_its_suffix(kimi: Model, h200: DeviceFacts) -> None:
+def test_published_rules_give_the_published_forms_on_hopper(kimi: Model, h200: DeviceFacts) -> None:
     published = changed(kimi, hopper__decode=blackwell(kimi).decode)
     for (stage, tp, partials, tokens, _), key in KEYS.items():
         plan = plan_route(published, stage=stage, tp=tp, tokens=tokens, partials=partials, device=h200)
-        assert [launch.key for launch in plan.launches] == [f"{HEAD}{key}@sm_90a"]
+        (launch,) = plan.launches
+        assert isinstance(launch.form, DecodeForm)
+        assert spell_decode_key(launch.form, kimi.name, "") == HEAD + key
+        assert launch.key == spell_decode_key(launch.form, kimi.name, "@sm_90a")
 
 
 @pytest.mark.parametrize(
     ("stage", "tokens", "suffix"),
     [
-        ("tail", 4, "n8_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_sb_rs"),
-        ("tail", 5, "n8_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g2"),
-        ("tail", 8, "n8_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c2_f_g2"),
-        ("tail", 32, "n32_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
-        ("tail", 128, "n128_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
-        ("front", 16, "n16_r7_d2_p0_w0_t10_38_16_k112_0_o3584_c2_m96"),
-        ("front", 128, "n128_r6_d1_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
-        ("front", 129, "n160_r5_d1_p0_w0_t7_28_12_k112_0_o3584_c2_sf"),
-        ("tail", 161, "n192_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
-        ("tail", 200, "n256_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
-        ("tail", 320, "n320_r6_d1_p0_w0_t0_56_0_k7_12_o7168_c1_f_g2_tt2"),
-        ("front", 64, "n64_r5_d2_p0_w0_t10_38_16_k112_0_o3584_c2_m96_sf"),
+        ("tail", 4, "n8_r6_pair_staged"),
+        ("tail", 5, "n8_r6_pair_memory_gate2"),
+        ("tail", 8, "n8_r6_pair_memory_gate2"),
+        ("tail", 32, "n32_r7_tokens_memory_gate2"),
+        ("tail", 128, "n128_r7_tokens_memory_gate2"),
+        ("front", 16, "n16_r7_d2_m96_pair"),
+        ("front", 128, "n128_r6_pair_halves"),
+        ("front", 129, "n160_r5_pair_halves"),
+        ("tail", 161, "n192_r7_tokens_memory_gate2"),
+        ("tail", 200, "n256_r7_tokens_memory_gate2"),
+        ("tail", 320, "n320_r6_tokens_memory_gate2"),
+        ("front", 64, "n64_r5_d2_m96_pair_halves"),
     ],
 )
 def test_hopper_stages_fewer_rows_and_splits_the_finish(
@@ -92,8 +95,8 @@ def test_hopper_stages_fewer_rows_and_splits_the_finish(
 ) -> None:
     plan = plan_route(kimi, stage=stage, tp=8, tokens=tokens, partials=1, device=h200)
     (launch,) = plan.launches
-    assert launch.key.endswith(f"_{suffix}@sm_90a")
-    assert next(rule.value for rule in plan.rules if rule.field == "split_finalize") == suffix.endswith("_sf")
+    assert launch.key == f"decode:{stage}_tp8_{suffix}@sm_90a"
+    assert next(rule.value for rule in plan.rules if rule.field == "split_finalize") == suffix.endswith("_halves")
 
 
 def test_hopper_refuses_a_ring_of_one_stage(kimi: Model, h200: DeviceFacts) -> None:
@@ -118,13 +121,13 @@ def test_every_decode_request_gives_one_of_the_23_keys(kimi: Model, b200: Device
 def test_ragged_slice_is_spelled_last(kimi: Model, h200: DeviceFacts) -> None:
     form = decode_form(kimi, h200, "tail", 16, 32)
     assert (form.k1_chunks, form.k1_cols, form.k1_ragged_cols) == (4, 224, 32)
-    assert spell_symbol(form, kimi.name).endswith("_k4_6_o7168_c1_f_g2_tt2_kt32")
+    assert spell_decode_key(form, kimi.name, "").endswith("_k4_6_o7168_c1_f_g2_tt2_kt32")
 
 
 def test_front_symbol_says_hidden_chunks_and_latent(kimi: Model, h200: DeviceFacts) -> None:
     form = decode_form(kimi, h200, "front", 16, 1)
     assert (form.tiles, form.grid_ctas, form.cluster_ctas) == (56, 112, 2)
-    assert "_t10_38_8_k112_0_o3584_c2_m96" in spell_symbol(form, kimi.name)
+    assert "_t10_38_8_k112_0_o3584_c2_m96" in spell_decode_key(form, kimi.name, "")
 
 
 @pytest.mark.parametrize(("tp", "tokens"), [(4, 16), (4, 9)])

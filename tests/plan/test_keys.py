@@ -15,8 +15,11 @@ from cakegen.emit.reach import reached_plans
 from cakegen.errors import PlanError
 from cakegen.model import Model
 from cakegen.plan import Form
-from cakegen.plan.keys import GRAMMARS, explain_key, split_key
+from cakegen.plan.keys import GRAMMARS, IN_WORDS, explain_key, split_key
+from cakegen.plan.records import DecodeForm, NormPlace, Sharing
+from cakegen.plan.spelling import spell_decode_key
 from cakegen.registry import load_registry
+from cakegen.renamed_keys import renamed_keys
 
 PAGE = Path(cakegen.__file__).parents[1] / "docs" / "keys.md"
 
@@ -31,14 +34,15 @@ def test_every_key_says_what_its_form_is(model: Callable[[], Model]) -> None:
     assert set(forms) == set(load_registry(model().name).kernels)
     seen = set()
     for key, form in forms.items():
-        kind, export, parts, arch = split_key(key)
+        kind, named, parts, arch = split_key(key)
         assert arch in ("", "sm_90a")
-        assert export == (model().name if kind == "decode" else "")
-        assert (
-            f"{kind}:{export}{'_decode' if export else ''}{''.join(p.text for p in parts)}{arch and '@'}{arch}" == key
-        )
+        grammar = IN_WORDS if kind == "decode" and arch else kind
+        stage = form.stage if isinstance(form, DecodeForm) else ""
+        assert named == {"decode": model().name, IN_WORDS: stage}.get(grammar, "")
+        head = named + {"decode": "_decode", IN_WORDS: "_"}.get(grammar, "")
+        assert f"{kind}:{head}{''.join(p.text for p in parts)}{arch and '@'}{arch}" == key
         for part in parts:
-            seen.add((kind, part.letters.spelling))
+            seen.add((grammar, part.letters.spelling))
             fields = part.letters.field.split()
             assert len(fields) in (0, max(1, len(part.numbers)))
             for field, number in zip(fields, part.numbers, strict=False):
@@ -46,23 +50,57 @@ def test_every_key_says_what_its_form_is(model: Callable[[], Model]) -> None:
             if part.letters.field and not part.numbers:
                 assert getattr(form, part.letters.field), (key, part)
         said = {field for part in parts for field in part.letters.field.split()}
-        for letters in GRAMMARS[kind]:
+        # a norm's word says which words before it hold too
+        said |= {"fused_norm"} & {"fused_norm" for part in parts if part.letters.field in ("resident_b", "staged_rows")}
+        said |= {"resident_b"} & {"resident_b" for part in parts if part.letters.field == "staged_rows"}
+        for letters in GRAMMARS[grammar]:
             # what a decode key leaves out is off
             if kind == "decode" and letters.field and not said & set(letters.field.split()):
-                default = {"block_m": 128, "token_parts": 1}.get(letters.field, 0)
+                default = {"block_m": 128, "token_parts": 1, "chunks_per_stage": 1}.get(letters.field, 0)
                 assert getattr(form, letters.field) == default, (key, letters)
-    assert len(seen) > 25
+        if grammar == IN_WORDS:
+            assert isinstance(form, DecodeForm)
+            words = {part.text for part in parts}
+            assert ("_pair" in words, "_tokens" in words) == (
+                form.sharing is Sharing.PAIR,
+                form.sharing is Sharing.TOKENS,
+            )
+            assert ("_apart" in words) == (form.norm is NormPlace.APART)
+    assert len(seen) > 40
+
+
+@pytest.mark.parametrize("model", [kimi_k3_model, tiny_model])
+def test_every_key_in_words_has_its_earlier_spelling_in_the_table(model: Callable[[], Model]) -> None:
+    """Each form was once spelled as the published ones are; the table pairs both spellings, one to one."""
+    pairs = {
+        f"{spell_decode_key(form, model().name, '')}@sm_90a": key
+        for key, form in forms_of(model()).items()
+        if isinstance(form, DecodeForm) and "@" in key
+    }
+    own = {old: new for old, new in renamed_keys().items() if old.startswith(f"decode:{model().name}_decode_")}
+    assert {old: own.get(old) for old in pairs} == pairs
+    assert len(set(own.values())) == len(own) > 100
 
 
 def test_explanation_names_each_part_in_order() -> None:
-    lines = list(explain_key("decode:kimi_k3_latent_moe_decode_g94_n8_r6_d2_p0_w0_t7_28_12_k112_0_o3584_c2_sf@sm_90a"))
+    lines = list(explain_key("decode:kimi_k3_latent_moe_decode_g94_n8_r6_d2_p0_w0_t7_28_12_k112_0_o3584_c2_sf"))
     assert lines[0] == "decode:      a decode launch of kimi_k3_latent_moe"
     assert lines[1] == "_g94         a grid of 94 CTAs"
     assert (
         lines[7] == "_t7_28_12    7 router, 28 latent and 12 shared tiles; a tail's are its output's, counted as latent"
     )
     assert lines[-2] == "_sf          each CTA of a pair finishes half of the tokens"
-    assert lines[-1] == "@sm_90a      sm_90a"
+    assert lines[-1] == "(no suffix)  sm_100a and sm_103a, whose keys are published"
+    assert list(explain_key("decode:tail_tp8_n32_r7_tokens_memory_gate2@sm_90a")) == [
+        "decode:      a decode launch of tail",
+        "tp8          tensor-parallel degree 8",
+        "_n32         a tile of 32 tokens, to which the request's are padded",
+        "_r7          a ring of 7 stages",
+        "_tokens      two CTAs split a tile's tokens",
+        "_memory      the norm runs inside the launch; its rows go through the workspace of y",
+        "_gate2       2 weight stages are issued before the routed rows are loaded",
+        "@sm_90a      sm_90a",
+    ]
     assert list(explain_key("tail_norm:e0"))[1:] == [
         "e0           the next launch is released behind the stores",
         "(no suffix)  sm_100a and sm_103a, whose keys are published",
@@ -78,6 +116,9 @@ def test_explanation_names_each_part_in_order() -> None:
         ("decode:x_decode_g94_n8", "a key of decode has _r# at ''"),
         ("tail_gemm:tp8e0f0z9", "nothing is spelled 'z9', which is at its end"),
         ("front:e1i768", "a key of front has i# at"),
+        ("decode:x_decode_g94_n8@sm_90a", "a decode key with a suffix begins with decode:front_ or decode:tail_"),
+        ("decode:front_n8@sm_90a", "a key of decode has tp# at 'n8'"),
+        ("decode:tail_tp8_n8_r6_staged_pair@sm_90a", "nothing is spelled '_pair', which is at its end"),
         ("decode:x_decode_g1_n8_r6_d2_p0_w0_t1_1_1_k1_0_o1_c1_fp3", "nothing is spelled '_fp3'"),
     ],
 )
@@ -105,3 +146,12 @@ def test_show_explains_a_key_of_any_export() -> None:
     refused = CliRunner().invoke(main, ["show", "--explain", "--source", "tail_norm:e0"])
     assert refused.exit_code == 2
     assert "--explain reads the key alone" in refused.output
+
+
+def test_show_names_todays_key_of_an_earlier_one() -> None:
+    old, new = next(pair for pair in renamed_keys().items() if ":kimi" in pair[0])
+    for options in (["--explain"], []):
+        result = CliRunner().invoke(main, ["show", old, *options])
+        assert result.exit_code == 0
+        assert f"{old} is called {new} today" in result.stderr
+    assert new in result.stdout

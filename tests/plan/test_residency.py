@@ -8,7 +8,7 @@ import pytest
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import DecodeForm, NormForm, Plan, decode_smem, plan_route, unit_shares
-from cakegen.plan.decode import spell_symbol
+from cakegen.plan.spelling import spell_decode_key
 
 SM_COUNTS = (40, 78, 114, 132, 144, 148, 152, 160)
 TPS = (1, 2, 4, 8, 16)
@@ -56,7 +56,7 @@ def test_symbol_spells_the_whole_form(kimi: Model, plan_all) -> None:
     for sm_count in SM_COUNTS:
         for plan in plan_all(kimi, DeviceFacts.nominal("sm_90a", sm_count), TPS, range(1, 193)):
             for form in decode_forms(plan):
-                assert forms.setdefault(spell_symbol(form, kimi.name), form) == form
+                assert forms.setdefault(spell_decode_key(form, kimi.name, "@sm_90a"), form) == form
     assert len(forms) > 100
 
 
@@ -85,7 +85,7 @@ def test_tail_on_a_small_device_runs_the_norm_first(kimi: Model) -> None:
     plan = tail(kimi, DeviceFacts.nominal("sm_90a", 40), 8, 97)
     norm, decode = plan.launches
     assert (norm.key, norm.grid_ctas) == ("tail_norm:e0@sm_90a", (25, 1, 1))
-    assert decode.key.endswith("_g56_n128_r7_d1_p0_w0_t0_56_0_k7_12_o7168_c1@sm_90a")
+    assert decode.key == "decode:tail_tp8_n128_r7_apart@sm_90a"
     (form,) = decode_forms(plan)
     assert (form.fused_norm, form.issue_gate, form.needs_residency) == (False, 0, False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from review_trees import EXPORT, KERNEL, PREAMBLE, PREAMBLE_TEXT, SmallProgram, small_programs, write_small_tree
 
+from cakegen.renamed_keys import renamed_keys
 from cakegen.review.compare import ExportReview, FieldChange, compare_trees
 from cakegen.review.trees import Tree, read_trees
 
@@ -36,6 +37,18 @@ def test_another_name_alone_is_no_change(tmp_path: Path) -> None:
     renamed = [replace(program, salt="other") for program in small_programs()]
     assert {p.name for p in renamed}.isdisjoint(p.name for p in small_programs())
     assert compare(tmp_path, renamed).summary == "0 changed, 0 added, 0 removed, 3 unchanged"
+
+
+def test_key_that_was_only_renamed_is_no_change(tmp_path: Path) -> None:
+    old, new = next(iter(renamed_keys().items()))
+    first, *rest = small_programs()
+    before = tree_of(tmp_path / "before", [replace(first, key=old), *rest])
+    after = tree_of(tmp_path / "after", [replace(first, key=new), *rest])
+    assert compare_trees(before, after).summary == "0 changed, 0 added, 0 removed, 3 unchanged"
+    assert compare_trees(before, before).summary == "0 changed, 0 added, 0 removed, 3 unchanged"
+    assert entry_of(compare_trees(before, before), old)
+    # the other way round the table says nothing: it does not go back
+    assert compare_trees(after, before).summary == "0 changed, 1 added, 1 removed, 2 unchanged"
 
 
 def test_edited_kernel_is_shown_once_for_all_keys_that_share_the_edit(tmp_path: Path) -> None:

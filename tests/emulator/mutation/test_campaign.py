@@ -25,7 +25,7 @@ from cakegen.emulator.mutation.trial import Trial, Verdict
 from cakegen.errors import EmulationError
 from cakegen.registry import load_registry
 
-KEY = "decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k1_2_o512_c1@sm_90a"
+KEY = "decode:tail_tp8_n8_r11_apart@sm_90a"
 CAMPAIGN = Campaign("tiny_latent_moe", "sm_90a", (KEY,), 1, ("parity", "bytes", "neighbour"))
 
 

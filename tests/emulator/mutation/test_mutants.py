@@ -10,7 +10,7 @@ from cakegen.emulator.mutation.targets import Target, target_of
 from cakegen.emulator.text.parse import parse_kernel
 from cakegen.registry import Registry
 
-KEY = "decode:tiny_latent_moe_decode_g8_n8_r6_d2_p0_w0_t0_4_0_k8_16_o512_c2_f_sb@sm_90a"
+KEY = "decode:tail_tp1_n8_r6_d2_pair_resident@sm_90a"
 
 PTX = """.target sm_90a
 .visible .entry k(.param .u64 a)

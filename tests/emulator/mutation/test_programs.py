@@ -29,8 +29,8 @@ LISTED_BLACKWELL = tuple(name.partition("/")[0] for name in REQUESTS_BLACKWELL)
 EXPLANATIONS_BLACKWELL = read_explanations(FOLDER / "explained_sm_100a.json")
 # Every so manyth site of a program is run: quick ones, of both halves.
 SAMPLE = (
-    ("decode:tiny_latent_moe_decode_g4_n8_r11_d1_p0_w0_t0_4_0_k4_8_o512_c1_f_sb@sm_90a", 13),
-    ("decode:tiny_latent_moe_decode_g24_n8_r7_d2_p0_w0_t4_6_2_k8_0_o512_c2_m96@sm_90a", 11),
+    ("decode:tail_tp2_n8_r11_resident@sm_90a", 13),
+    ("decode:front_tp16_n8_r7_d2_m96_pair@sm_90a", 11),
 )
 
 # Mutants of a site that may survive before one is killed; sites that stand once have one.

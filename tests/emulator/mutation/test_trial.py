@@ -9,7 +9,7 @@ from cakegen.emulator.mutation.trial import CHAIN, RequestTrial, schedules
 from cakegen.errors import EmulationError
 from cakegen.registry import Registry
 
-FRONT = "decode:tiny_latent_moe_decode_g24_n8_r7_d2_p0_w0_t4_6_2_k8_0_o512_c2_m96@sm_90a"
+FRONT = "decode:front_tp16_n8_r7_d2_m96_pair@sm_90a"
 GEMM = "tail_gemm:tp16kt32s6n128p1@sm_90a"
 
 pytestmark = [pytest.mark.emulator, pytest.mark.xdist_group("mutation")]
