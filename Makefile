@@ -6,7 +6,7 @@ READY := $(VENV)/.cakegen-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check export mutate bench gpu-test emulate-full docs wheel clean
+.PHONY: help setup demo test test-long lint format check export mutate bench gpu-test emulate-full docs wheel clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -22,6 +22,9 @@ demo: $(READY) ## Check the generated tree, compile every program, run front and
 
 test: lint check ## Lint, types, the generated tree, and every test that needs no GPU
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not gpu and not long"
+
+test-long: $(READY) ## What takes hours and no GPU, for a release: all recorded values, 100,000 mutations a format
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "long and not gpu"
 
 lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -5,22 +5,24 @@ The constants are the `struct Cfg` of the templates below `templates/kernels`.
 
 from __future__ import annotations
 
+from cakegen.emit.decode_arguments import (
+    NORM_BUFFERS,
+    NORM_PARAMETERS,
+    arguments,
+    front_arguments,
+    front_maps,
+    front_operands,
+    tail_arguments,
+    tail_maps,
+    tail_operands,
+)
 from cakegen.emit.decode_line import line_constants
 from cakegen.emit.decode_pipeline import decode_pipeline
-from cakegen.emit.decode_tokens import token_map, token_part_constants
+from cakegen.emit.decode_tokens import token_part_constants
 from cakegen.emit.decode_warps import tensor_memory_constants
-from cakegen.emit.operands import (
-    FRONT_MAPS,
-    FRONT_OUTPUTS,
-    NO_NORM,
-    NORM_OPERANDS,
-    RESIDENT_TAIL_MAPS,
-    TAIL_MAPS,
-    TAIL_OUTPUT,
-    plain,
-)
+from cakegen.emit.operands import plain
 from cakegen.emit.pipeline import Edge, Pipeline
-from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
+from cakegen.emit.program import Constant, Header, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan import FAMILIES
@@ -39,12 +41,9 @@ from cakegen.plan.smem import (
     pushed_bytes,
     unit_shares,
 )
-from cakegen.registry import LaunchRecord, TensorMapEntry
+from cakegen.registry import LaunchRecord
 
 VECTOR_ELEMS = 8
-NORM_BUFFERS = ("routed", "norm_weight", "y_workspace")
-NORM_PARAMETERS = ("num_partials", "routed_pitch", "routed_partial_stride", "y_pitch")
-"""What every program that normalises rows takes for it, beside the number of tokens."""
 MAX_VECTORS_PER_LANE = 20
 """A norm warp holds its row in registers: 20 vectors of 8 fp32 sums are 160 of the 255 that a thread may have."""
 
@@ -87,11 +86,11 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
         arch_family=arch_family,
         body=f"decode_{form.stage}",
         headers=_headers(form, arch_family),
-        operands=_tail_operands(form) if tail else _front_operands(),
+        operands=tail_operands(form) if tail else front_operands(),
         summary=_summary(form),
         constants=constants,
-        arg_plan=_tail_arguments(form) if tail else _front_arguments(),
-        tensor_maps=_tail_maps(form, arch_family) if tail else _front_maps(form, arch_family),
+        arg_plan=tail_arguments(form) if tail else front_arguments(),
+        tensor_maps=tail_maps(form, arch_family) if tail else front_maps(form, arch_family),
         pipeline=pipeline,
         launch=launch_record(family.launch_shape(form)),
     )
@@ -147,20 +146,6 @@ def _headers(form: DecodeForm, arch_family: str) -> tuple[Header, ...]:
 def wgmma_header(n: int) -> Header:
     """The header of one width of Hopper's MMA."""
     return Header("device/wgmma_mma.cuh", (("n", n),))
-
-
-def _front_operands() -> tuple[Operand, ...]:
-    return (FRONT_MAPS, FRONT_OUTPUTS, *plain("num_tokens", "weights_ahead", "wait_record"))
-
-
-def _tail_operands(form: DecodeForm) -> tuple[Operand, ...]:
-    maps = RESIDENT_TAIL_MAPS if form.resident_b else TAIL_MAPS
-    norm = NO_NORM
-    if form.fused_norm:
-        unread = _unread_by_norm(form)
-        read = tuple(name for name in NORM_OPERANDS.parameters if name not in unread)
-        norm = Operand(read, NORM_OPERANDS.struct)
-    return (maps, norm, TAIL_OUTPUT, *plain("num_tokens", "up_col0", "weights_ahead", "wait_record"))
 
 
 def _summary(form: DecodeForm) -> str:
@@ -346,68 +331,4 @@ def barrier_constants(pipeline: Pipeline, reserved_bytes: int, where: str) -> tu
     return tuple(
         Constant(f"k{barrier.camel}Offset", offset, f"byte offset of {barrier.label}")
         for barrier, offset in pipeline.offsets()
-    )
-
-
-def arguments(
-    maps: tuple[str, ...], buffers: tuple[str, ...], parameters: tuple[str, ...]
-) -> tuple[tuple[str, str], ...]:
-    """A program's `arg_plan`: tensor maps, buffers, i32 parameters, and the grid of the binding's entry."""
-    grid = ("grid_x", "grid_y", "grid_z")
-    kinds = (("tma_buffer", maps), ("buffer", buffers), ("parameter", parameters), ("grid", grid))
-    return tuple((kind, name) for kind, names in kinds for name in names)
-
-
-def _front_arguments() -> tuple[tuple[str, str], ...]:
-    return arguments(
-        ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
-        ("logits", "latent", "shared_act", "wait_record"),
-        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", "weights_ahead"),
-    )
-
-
-def _tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
-    maps = ("shared_down_weight", "up_weight", "shared_act", *("y_workspace",) * (not form.resident_b))
-    if not form.fused_norm:
-        return arguments(maps, ("out", "wait_record"), ("num_tokens", "out_pitch", "up_col0", "weights_ahead"))
-    unread = _unread_by_norm(form)
-    counters = ("counters",) * ("counters" not in unread)
-    return arguments(
-        maps,
-        (*NORM_BUFFERS, "out", *counters, "wait_record"),
-        (
-            "num_tokens",
-            *(name for name in NORM_PARAMETERS if name not in unread),
-            *("out_pitch", "up_col0", "weights_ahead"),
-        ),
-    )
-
-
-def _unread_by_norm(form: DecodeForm) -> frozenset[str]:
-    """What the norm inside a launch does not take: a resident y needs no counter, staged rows are one partial."""
-    resident = ("counters",) * form.resident_b
-    return frozenset((*resident, *("num_partials", "routed_partial_stride") * form.staged_rows))
-
-
-def _front_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
-    rows = {
-        "gate_weight": form.block_m,
-        "down_weight": form.block_m,
-        "shared_gate_up_weight": form.block_m // 2,
-    }
-    weights = tuple(
-        TensorMapEntry(name, name, "chunks", (BLOCK_K, count, form.chunks_per_stage)) for name, count in rows.items()
-    )
-    return (*weights, token_map(form, arch_family, "x"))
-
-
-def _tail_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
-    up_view = "columns" if form.k1_ragged_cols else "chunks"
-    box = (BLOCK_K, form.block_m, form.chunks_per_stage)
-    y = () if form.resident_b else (token_map(form, arch_family, "y_workspace", up_view),)
-    return (
-        TensorMapEntry("shared_down_weight", "shared_down_weight", "chunks", box),
-        TensorMapEntry("up_weight", "up_weight", up_view, box),
-        token_map(form, arch_family, "shared_act"),
-        *y,
     )

@@ -5,7 +5,7 @@ Both families take the same operands in the same order; tiles and pipelines are 
 
 from __future__ import annotations
 
-from cakegen.emit.decode import NORM_BUFFERS, arguments
+from cakegen.emit.decode_arguments import NORM_BUFFERS, arguments
 from cakegen.emit.operands import FRONT_MAPS, FRONT_OUTPUTS, PARTIALS, SPLIT, TAIL_MAPS, plain
 from cakegen.emit.program import Constant, Operand
 from cakegen.model import Model

@@ -6,7 +6,8 @@ Every count of bytes and arrivals that a kernel uses stands here, once.
 from __future__ import annotations
 
 from cakegen.arch import family_member
-from cakegen.emit.decode import NORM_PARAMETERS, barrier_constants, launch_record, norm_constants
+from cakegen.emit.decode import barrier_constants, launch_record, norm_constants
+from cakegen.emit.decode_arguments import NORM_PARAMETERS
 from cakegen.emit.decode_warps import MIN_TENSOR_COLUMNS
 from cakegen.emit.gemm import (
     front_gemm_arguments,
