@@ -121,8 +121,7 @@ def emulate_command(
     change that left the values alone. A fault of a program is an error with its place.
 
     With --ptx or --cuda, and --launch: anybody's kernels. The exit status is then 0 for a clean run, 1 for a fault, 2
-    for wrong input, 3 for something that is not modelled, 4 for values other than the expected ones, 5 where
-    --limit-seconds came first.
+    for wrong input, 3 for what is not modelled, 4 for other values than expected, 5 where --limit-seconds came first.
     """
     from cakegen.cli.emulate_files import FileRequest, run_files
     from cakegen.emulator import Options
@@ -131,7 +130,6 @@ def emulate_command(
 
     if schedule != "random":
         refuse_ignored("is of --schedule random; the others have no seeds", "seed", "count")
-    seeds = range(seed, seed + (count if schedule == "random" else 1))
     options = Options(
         *(schedule, 0, arithmetic, not no_checks),
         instruction_limit=limit_instructions,
@@ -139,7 +137,7 @@ def emulate_command(
         tensor_order=tensor_order,
         scopes=scopes,
     )
-    schedules = [replace(options, seed=each) for each in seeds]
+    schedules = [replace(options, seed=seed + number) for number in range(count if schedule == "random" else 1)]
     if any(files[name] for name in ("ptx", "cuda", "launch")):
         _refuse_beside_files((key, stage, tp, tokens, trace_file, timeline_file), is_ptx=bool(files["ptx"]))
         click.get_current_context().exit(run_files(FileRequest(arch=arch or ARCH, **files), schedules))
