@@ -114,7 +114,7 @@ def test_staged_store_has_the_bits_of_direct_ones(
 ) -> None:
     """Fused and apart; whole tiles, and cut ones that cross tiles."""
     assert form_of(registry, case).staged_store
-    direct = planted("const bool is_last = works.is_last(watch);", "const bool is_last = false;")
+    direct = planted("is_last = works.is_last(watch);", "is_last = false;")
 
     options = Options("random", 0, "wide")
     staged = emulate_case(registry, case, options)
