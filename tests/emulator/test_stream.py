@@ -185,8 +185,9 @@ def without_wait(old: str, new: str) -> Callable[[Registry, str, str], Program]:
         if not key.startswith("tail_gemm"):
             return load_program(registry, key, arch)
         request = request_for(registry, key, arch, ("-lineinfo",))
-        assert old in request.source
-        request = dataclasses.replace(request, source=request.source.replace(old, new))
+        assert any(old in text for _, text in request.headers)
+        headers = tuple((name, text.replace(old, new)) for name, text in request.headers)
+        request = dataclasses.replace(request, headers=headers)
         return program_of(compile_ptx(request), request.kernel_symbol)
 
     return load

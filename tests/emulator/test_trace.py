@@ -153,7 +153,7 @@ def test_lanes_keep_overlapping_spans_apart() -> None:
 
 def test_role_is_the_call_with_most_stops() -> None:
     track = Track(0, 7, "warp 7")
-    launch = LaunchTrace("x", lines={track: {("k.cu", 1): 2, ("k.cu", 2): 9, ("k.cu", 3): 1}})
+    launch = LaunchTrace("x", lines={track: {(("k.cu", 1),): 2, (("k.cu", 2),): 9, (("k.cu", 3),): 1}})
     texts = {1: "set_up(operands);", 2: "  produce(operands, rank);", 3: "while (true) {"}
     assert role_of(launch, track, lambda file, line: texts[line]) == "produce"
     assert role_of(launch, Track(0, 1, "warp 1"), lambda file, line: texts[line]) == ""

@@ -36,13 +36,20 @@ def write_trace(trace: Trace, file: Path, read_line: ReadLine = lambda name, num
     file.write_text(json.dumps(document), encoding="utf-8")
 
 
+def _most_stops(lines: dict[tuple[tuple[str, int], ...], int]) -> tuple[tuple[str, int], ...]:
+    return max(reversed(lines), key=lambda each: lines[each])
+
+
 def role_of(launch: LaunchTrace, track: Track, read_line: ReadLine) -> str:
-    """The function that a warp spends most stops in, of those that the kernel calls."""
+    """The function that a warp spends most stops in, of those that the kernel calls, or that its only call calls."""
     lines = launch.lines.get(track, {})
     if not lines:
         return ""
     # of two that are equal the later one: set-up comes first
-    place = max(reversed(lines), key=lambda each: lines[each])
+    calls = _most_stops(lines)
+    # where all warps of a launch stand in one call of the kernel, it is the call of a body, which calls the roles
+    is_body = len(launch.lines) > 1 and len({_most_stops(each)[-1] for each in launch.lines.values()}) == 1
+    place = calls[0] if is_body else calls[-1]
     match = re.match(r"(?:[\w:<>]+ )*(\w+)\s*[(<]", read_line(*place).strip())
     return match.group(1) if match and match.group(1) not in ("if", "while", "for") else ""
 

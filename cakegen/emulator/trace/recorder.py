@@ -89,7 +89,7 @@ class LaunchTrace:
     name: str
     spans: list[Span] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
-    lines: dict[Track, dict[tuple[str, int], int]] = field(default_factory=dict)
+    lines: dict[Track, dict[tuple[tuple[str, int], ...], int]] = field(default_factory=dict)
     clusters: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def occupancy(self, cta: int) -> dict[str, list[tuple[float, int]]]:
@@ -199,13 +199,14 @@ class TracedMachine(Machine):
             self._note_barrier(warp, strand, instruction)
 
     def _count_line(self, warp: Warp, instruction: Instruction) -> None:
-        """The outermost source line of a stop: the kernel's call of a role."""
+        """The two outermost source lines of a stop: the kernel's call of a role, or of a body that calls roles."""
         cta = warp.cta
         if cta.index not in self.trace.clusters:
             self.trace.clusters[cta.index] = tuple(each.index for each in cta.cluster.ctas)
         if instruction.place.source:
             lines = self.trace.lines.setdefault(self._track(warp), {})
-            lines[instruction.place.source[-1]] = lines.get(instruction.place.source[-1], 0) + 1
+            calls = tuple(instruction.place.source[-2:])
+            lines[calls] = lines.get(calls, 0) + 1
 
     def _awaited(self, strand: Strand, instruction: Instruction, active: Any) -> tuple[Cause, str] | None:
         """Of a wait that will pass now: what let it pass, and its name."""
