@@ -12,6 +12,7 @@ from fuzz_strategies import fuzzed, odd_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cakegen import paths
 from cakegen.cli.main import COMMANDS, main
 
 # these measure, or run for minutes; their options are parsed by the same rules
@@ -56,8 +57,9 @@ def command_lines(draw: st.DrawFn, name: str) -> list[str]:
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder, an empty cache, and no compiler: nothing that is asked for takes long."""
+    """An empty folder and cache, no compiler, and no checkout, into which `cakegen new tail` would write."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "is_checkout", lambda: False)
     monkeypatch.setenv("CAKEGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CAKEGEN_NVRTC", str(tmp_path / "none.so"))
     return tmp_path

@@ -22,7 +22,7 @@ def test_only_overlapping_launches_show_a_lost_wait_for_earlier_ones(registry: R
         for mutant in trial.reached(trial.target.mutants)
         if mutant.operator == "drop-wait" and mutant.instruction.text.startswith("griddepcontrol.wait")
     ]
-    verdicts = {any("produce(" in line for line in trial.target.source_lines(each)): trial.run(each) for each in waits}
+    verdicts = {any("produce<" in line for line in trial.target.source_lines(each)): trial.run(each) for each in waits}
     assert len(verdicts) == len(waits) == 2
     assert (verdicts[True].outcome, verdicts[True].schedule) == ("unwritten-read", "chain")
     assert "elements of out that nothing has written" in verdicts[True].message
