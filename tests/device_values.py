@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cakegen.emulator.launches.cases import ARCH, TOLERANCES, Case, find_cases, make_operands
+from cakegen.emulator.launches.cases import ARCH, Case, find_cases, make_operands
+from cakegen.operands import TOLERANCES
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry, load_registry
 from cakegen.rules import HopperTile

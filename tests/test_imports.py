@@ -32,13 +32,14 @@ ALLOWED = {
     "plan": LEAVES | {"arch", "model", "rules"},
     "compile": LEAVES | {"arch", "paths", "registry", "__init__"},
     "spec": LEAVES | {"arch", "model", "paths", "plan", "rules"},
-    "emit": LEAVES | {"arch", "model", "paths", "plan", "registry", "rules"},
+    "emit": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules"},
     "runtime": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules", "compile", "runtime"},
     "review": LEAVES | {"compile", "registry", "renamed_keys"},
     "doctor": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
     "bench": LEAVES
-    | {"arch", "measured", "model", "paths", "plan", "registry", "rules", "compile", "emit", "runtime", "__init__"},
+    | {"arch", "measured", "model", "operands", "paths", "plan", "registry", "rules"}
+    | {"compile", "emit", "runtime", "__init__"},
 }
 FORBIDDEN = {
     "plan": {"torch", "numpy", "pydantic", "jinja2", "click", "cuda", "pathlib", "os", "io"},

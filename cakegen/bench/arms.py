@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from cakegen.bench.operands import Case, FrontWeights, find_faults, poison
+from cakegen.bench.operands import Case, find_faults, poison
 from cakegen.bench.timing import Call, Clock
 from cakegen.errors import BenchError
+from cakegen.operands import STAGES
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.prepared import Runner
 
@@ -68,28 +69,11 @@ def prepare_ours(
     CakeError
         The request is not served, or a program does not load.
     """
-    dims, weights, inputs = case.dims, case.weights, case.inputs
-    if isinstance(weights, FrontWeights):
-        logits = case.empty(dims.experts, torch.float32)
-        latent, shared_act = case.empty(dims.latent), case.empty(dims.i_local(case.row.tp))
-        operands = (inputs["x"], weights.gate, weights.down, weights.gate_up, logits, latent, shared_act)
-        runner = moe.prepare_front(*operands, backend=backend, overlap=overlap)
-        return runner, {"logits": logits, "latent": latent, "shared_act": shared_act}
-    y, out = case.empty(dims.latent), case.empty(dims.hidden)
-    runner = moe.prepare_tail(
-        inputs["routed"],
-        weights.norm,
-        weights.up,
-        inputs["shared_act"],
-        weights.down,
-        out,
-        tp=case.row.tp,
-        rank=case.rank,
-        y_workspace=y,
-        backend=backend,
-        overlap=overlap,
+    rooms = case.rooms()
+    runner = moe.prepare(
+        case.row.stage, case.operands() | rooms, tp=case.row.tp, rank=case.rank, backend=backend, overlap=overlap
     )
-    return runner, {"y": y, "out": out}
+    return runner, {spec.short: rooms[spec.name] for spec in STAGES[case.row.stage].outputs}
 
 
 def build_ours(moe: LatentMoe, case: Case, backend: str = "auto", overlap: bool = False) -> Arm:

@@ -7,7 +7,7 @@ only partial, so that the chain holds no time but that of the two stages.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,9 +32,10 @@ from cakegen.bench.rivals import RIVALS
 from cakegen.bench.rows import STAGES, Row, work_of
 from cakegen.bench.stream_probe import BOX_SHAPES, StreamProbe
 from cakegen.bench.timing import Call, time_alternating
+from cakegen.operands import FRONT, TAIL
 from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe
-from cakegen.runtime.reference import reference_front, reference_tail
+from cakegen.runtime.reference import reference_outputs
 
 LAYERS = 4
 CHAIN_TOKENS = (1, 16, 64, 128)
@@ -163,20 +164,27 @@ def _capture_chain(
     calls: list[Call] = []
     outs: list[torch.Tensor] = []
     for layer in layers:
-        case = Case(Row("front", tp, tokens), rank, dims, layer.front, {"x": x}, {})
+        case = Case(Row("front", tp, tokens), rank, dims, layer.front, {FRONT.tokens.name: x}, {})
         if link.joined:
             case.joined_tokens = case.empty(dims.latent_slice(tp) + dims.i_local(tp))
         first = link.front(case)
-        inputs = {"routed": first.outputs["latent"][None], "shared_act": first.outputs["shared_act"]}
+        inputs = _behind(first.outputs)
         behind = Case(Row("tail", tp, tokens), rank, dims, layer.tail, inputs, {}, case.joined_tokens)
         second = link.tail(behind)
         calls += [first.call, second.call]
-        x = second.outputs["out"]
+        x = second.outputs[TAIL.output.short]
         outs.append(x)
     captured = bench.clock.capture(partial(_run_all, calls))
     # what the replay that is checked does not write stays NaN
     poison({str(number): out for number, out in enumerate(outs)})
     return captured, outs
+
+
+def _behind(results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a tail reads of a front's results; `latent` stands in for the experts' only partial."""
+    (norm,) = TAIL.norms
+    names = {spec.name for spec in TAIL.inputs}
+    return {norm.partials.name: results["latent"][None]} | {key: results[key] for key in results if key in names}
 
 
 def _run_all(calls: Sequence[Call]) -> None:
@@ -188,10 +196,10 @@ def _check_layers(bench: Bench, layers: list[Layer], xs: Sequence[torch.Tensor],
     """`xs`: the chain's input, then the output of each layer."""
     dims = bench.moe.model.dims
     for number, (layer, x, out) in enumerate(zip(layers, xs, xs[1:], strict=False)):
-        tail = layer.tail
-        _, latent, shared_act = reference_front(dims, x, *layer.front.streamed())
-        of_tail = (latent[None], tail.norm, tail.up, shared_act, tail.down)
-        _, wanted = reference_tail(dims, *of_tail, tp=tp, rank=rank_of(tp))
+        given = {FRONT.tokens.name: x, **layer.front.operands()}
+        between = _behind(reference_outputs("front", dims, given, tp=tp, rank=rank_of(tp)))
+        given = between | layer.tail.operands()
+        wanted = reference_outputs("tail", dims, given, tp=tp, rank=rank_of(tp))[TAIL.output.short]
         error = float((out.double() - wanted.double()).norm() / wanted.double().norm())
         if not error <= _LARGEST_ERROR:
             raise WrongResult(

@@ -10,7 +10,7 @@ import torch
 
 from cakegen.bench.arms import Arm, WrongResult, build_ours, capture_checked
 from cakegen.bench.libraries import Library
-from cakegen.bench.operands import TOLERANCES, Case, TailWeights, Weights, make_operands
+from cakegen.bench.operands import Case, TailWeights, Weights, make_operands
 from cakegen.bench.pointwise import Pointwise, make_pointwise
 from cakegen.bench.products import CUBLAS, Cublas
 from cakegen.bench.records import (
@@ -33,6 +33,7 @@ from cakegen.bench.stats import Summary
 from cakegen.bench.stream_probe import StreamProbe
 from cakegen.bench.timing import Call, Clock, copies_for, time_alternating, time_rotating
 from cakegen.errors import BenchError, CakeError
+from cakegen.operands import TOLERANCES
 from cakegen.runtime import LatentMoe
 
 REPEATS = 41

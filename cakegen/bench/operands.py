@@ -14,13 +14,17 @@ import torch
 from cakegen.bench.rows import Row
 from cakegen.errors import BenchError
 from cakegen.model import ModelDims
+from cakegen.operands import FRONT, STAGES, TAIL, TOLERANCES, named, shape_of
 from cakegen.runtime.packing import pack_weight
-from cakegen.runtime.reference import reference_front, reference_tail
+from cakegen.runtime.reference import reference_outputs
 
 BF16 = torch.bfloat16
-TOLERANCES = {"logits": 1e-3, "latent": 1e-2, "shared_act": 1e-2, "out": 1e-2, "y": 0.0}
-"""atol = rtol against fp64; `y` equals the reference bit for bit."""
-RIVAL_TOLERANCES = {"logits": 1e-3, "latent": 2e-2, "shared_act": 4e-2, "out": 4e-2, "y": 2e-2}
+_COMPOSED = {product.output for product in FRONT.products if product.gated} | {TAIL.output}
+RIVAL_TOLERANCES = {
+    spec.short: TOLERANCES[spec.short] if spec.fp32 else 4e-2 if spec in _COMPOSED else 2e-2
+    for stage in STAGES.values()
+    for spec in stage.outputs
+}
 """A stock chain rounds to bf16 between its kernels, so it is held to the same function, not to the same rounding."""
 
 
@@ -40,12 +44,17 @@ class FrontWeights:
     @staticmethod
     def of(joined: torch.Tensor, dims: ModelDims) -> FrontWeights:
         """Weights over a tensor of all rows."""
-        rows = [dims.experts, dims.latent, joined.shape[0] - dims.experts - dims.latent]
+        rows = [shape_of(spec, dims, i_local=0)[0] for spec in FRONT.weights]
+        rows[-1] = joined.shape[0] - sum(rows)
         return FrontWeights(joined, *torch.split(joined, rows))
 
     def packed(self) -> FrontWeights:
         """The same weights packed (`pack_weight`), beside the joined tensor as it is."""
         return FrontWeights(self.joined, pack_weight(self.gate), pack_weight(self.down), pack_weight(self.gate_up))
+
+    def operands(self) -> dict[str, torch.Tensor]:
+        """By name."""
+        return named(FRONT.weights, self.streamed())
 
     def copy(self, dims: ModelDims) -> FrontWeights:
         """The same weights at other addresses."""
@@ -76,6 +85,10 @@ class TailWeights:
     def packed(self) -> TailWeights:
         """The same weights with both matrices packed (`pack_weight`)."""
         return TailWeights(self.norm, pack_weight(self.up), pack_weight(self.down), self.columns)
+
+    def operands(self) -> dict[str, torch.Tensor]:
+        """By name."""
+        return named(TAIL.weights, (self.norm, self.up, self.down))
 
     def copy(self, dims: ModelDims) -> TailWeights:
         """The same weights at other addresses."""
@@ -115,6 +128,20 @@ class Case:
     def device(self) -> torch.device:
         """Where the operands are."""
         return self.weights.streamed()[0].device
+
+    def operands(self) -> dict[str, torch.Tensor]:
+        """What the row's stage reads, by name."""
+        return self.inputs | self.weights.operands()
+
+    def rooms(self) -> dict[str, torch.Tensor]:
+        """Room for each output of the row's stage, by name."""
+        i_local, tokens = self.dims.i_local(self.row.tp), self.row.tokens
+        return {
+            spec.name: self.empty(
+                shape_of(spec, self.dims, i_local=i_local, tokens=tokens)[1], torch.float32 if spec.fp32 else BF16
+            )
+            for spec in STAGES[self.row.stage].outputs
+        }
 
     def empty(self, cols: int, dtype: torch.dtype = BF16) -> torch.Tensor:
         """Room for an output `[T, cols]`."""
@@ -166,16 +193,20 @@ def make_operands(dims: ModelDims, row: Row, device: torch.device, seed: int) ->
         )
     normal = _Normal(torch.Generator(device).manual_seed(seed), device)
     rank = rank_of(row.tp)
-    if row.stage == "front":
-        weights: Weights = make_front_weights(dims, row.tp, normal)
-        inputs = {"x": normal(row.tokens, dims.hidden)}
-    else:
-        weights = make_tail_weights(dims, row.tp, rank, normal)
-        inputs = {
-            "routed": normal(1, row.tokens, dims.latent),
-            "shared_act": normal(row.tokens, dims.i_local(row.tp)),
-        }
-    return Operands(Case(row, rank, dims, weights, inputs, _expected(dims, row, rank, weights, inputs)))
+    weights: Weights = (
+        make_front_weights(dims, row.tp, normal)
+        if row.stage == "front"
+        else make_tail_weights(dims, row.tp, rank, normal)
+    )
+    i_local, stage = dims.i_local(row.tp), STAGES[row.stage]
+    inputs = {
+        spec.name: normal(*shape_of(spec, dims, i_local=i_local, tokens=row.tokens))
+        for spec in stage.inputs
+        if spec not in stage.weights
+    }
+    given = inputs | weights.operands()
+    expected = reference_outputs(row.stage, dims, given, tp=row.tp, rank=rank, dtype=torch.float64)
+    return Operands(Case(row, rank, dims, weights, inputs, expected))
 
 
 class _Normal:
@@ -194,38 +225,26 @@ def make_front_weights(dims: ModelDims, tp: int, normal: _Normal) -> FrontWeight
     """Weights of the front whose products with normal tokens are normal; SiTU's operands twice as wide, to reach its
     bounds.
     """
-    rows = dims.experts + dims.latent + 2 * dims.i_local(tp)
-    joined = normal(rows, dims.hidden, scale=dims.hidden**-0.5)
-    joined[dims.experts + dims.latent :] *= 2
-    return FrontWeights.of(joined, dims)
+    shapes = [shape_of(spec, dims, i_local=dims.i_local(tp)) for spec in FRONT.weights]
+    weights = FrontWeights.of(normal(sum(rows for rows, _ in shapes), dims.hidden, scale=dims.hidden**-0.5), dims)
+    for product, weight in zip(FRONT.products, weights.streamed(), strict=True):
+        weight *= 1 + product.gated
+    return weights
 
 
 def make_tail_weights(dims: ModelDims, tp: int, rank: int, normal: _Normal) -> TailWeights:
     """Weights of the tail whose two products have variance 1 each."""
     width, i_local = dims.latent_slice(tp), dims.i_local(tp)
-    return TailWeights(
-        norm=normal(dims.latent),
-        up=normal(dims.hidden, dims.latent, scale=width**-0.5),
-        down=normal(dims.hidden, i_local, scale=i_local**-0.5),
-        columns=slice(rank * width, (rank + 1) * width),
+    lengths = {segment.weight: width if segment.whole_k else i_local for segment in TAIL.segments}
+    norm, up, down = (
+        normal(*shape_of(spec, dims, i_local=i_local), scale=lengths.get(spec, 1) ** -0.5) for spec in TAIL.weights
     )
+    return TailWeights(norm, up, down, columns=slice(rank * width, (rank + 1) * width))
 
 
 def normal_source(device: torch.device, seed: int) -> _Normal:
     """A seeded source of normal bf16 tensors."""
     return _Normal(torch.Generator(device).manual_seed(seed), device)
-
-
-def _expected(
-    dims: ModelDims, row: Row, rank: int, weights: Weights, inputs: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    if isinstance(weights, FrontWeights):
-        of_front = (inputs["x"], weights.gate, weights.down, weights.gate_up)
-        logits, latent, shared_act = reference_front(dims, *of_front, dtype=torch.float64)
-        return {"logits": logits, "latent": latent, "shared_act": shared_act}
-    of_tail = (inputs["routed"], weights.norm, weights.up, inputs["shared_act"], weights.down)
-    y, out = reference_tail(dims, *of_tail, tp=row.tp, rank=rank, dtype=torch.float64)
-    return {"y": y, "out": out}
 
 
 def find_faults(

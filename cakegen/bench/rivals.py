@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 import torch
 
 from cakegen.bench.arms import Arm
-from cakegen.bench.operands import RIVAL_TOLERANCES, TOLERANCES, Case, FrontWeights, TailWeights
+from cakegen.bench.operands import RIVAL_TOLERANCES, Case, FrontWeights, TailWeights
 from cakegen.bench.pointwise import Pointwise
 from cakegen.bench.products import CUBLAS, Cublas
+from cakegen.operands import FRONT, TOLERANCES, returned
 
 Builder = Callable[[Case, Pointwise, Cublas], Arm]
 SEPARATE_FP32 = "separate_fp32"
@@ -33,7 +34,7 @@ def front_separate(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) 
         products.multiply(x, weights.gate_up, gate_up)
         pointwise.situ(gate_up, shared_act)
 
-    return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
+    return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
 
 
 def front_separate_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
@@ -48,7 +49,7 @@ def front_separate_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUB
         products.multiply_fp32(x, weights.gate_up, gate_up)
         pointwise.situ(gate_up, shared_act)
 
-    return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
+    return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
 
 
 def front_joined(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
@@ -64,7 +65,7 @@ def front_joined(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) ->
         products.multiply(x, rows, joined)
         pointwise.situ(gate_up, shared_act)
 
-    return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
+    return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
 
 
 def front_joined_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
@@ -78,7 +79,7 @@ def front_joined_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLA
         products.multiply_fp32(x, weights.joined, joined)
         pointwise.situ_cast(rest, latent, shared_act)
 
-    return Arm(call, {"logits": logits, "latent": latent, "shared_act": shared_act})
+    return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
 
 
 def tail_separate(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:

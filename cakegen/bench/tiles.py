@@ -10,12 +10,13 @@ import torch
 
 from cakegen.bench.arms import Arm, capture_checked, prepare_ours
 from cakegen.bench.cuda_clock import CudaClock
-from cakegen.bench.operands import TOLERANCES, Case, make_operands
+from cakegen.bench.operands import Case, make_operands
 from cakegen.bench.provenance import read_provenance
 from cakegen.bench.rows import LONG_TOKENS, Row, grouped_rows
 from cakegen.bench.stats import Summary
 from cakegen.bench.timing import Call, Clock, time_alternating
 from cakegen.errors import BenchError
+from cakegen.operands import TOLERANCES
 from cakegen.plan import GemmForm, Plan, family_of
 from cakegen.registry import Registry
 from cakegen.rules import HopperTile

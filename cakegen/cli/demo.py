@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -16,9 +15,8 @@ if TYPE_CHECKING:
     from cakegen.registry import Registry
     from cakegen.runtime import Runner
 
+Tensors = dict[str, "torch.Tensor"]
 EXPORT = "kimi_k3_latent_moe"
-_LOGITS_TOLERANCE = 1e-3
-_BF16_TOLERANCE = 1e-2
 _TIMED_LAUNCHES = 200
 _EMULATED_TOKENS = 8
 
@@ -135,20 +133,6 @@ def why_nothing_launches(registry: Registry) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Operands:
-    """Random operands of both halves for one rank; the shapes are those of the public functions."""
-
-    x: torch.Tensor
-    gate_weight: torch.Tensor
-    down_weight: torch.Tensor
-    shared_gate_up_weight: torch.Tensor
-    routed: torch.Tensor
-    norm_weight: torch.Tensor
-    up_weight: torch.Tensor
-    shared_down_weight: torch.Tensor
-
-
 def run_all(tp: int, token_counts: Sequence[int], device: str, backend: str) -> None:
     """Run both halves through the public functions and compare them with fp64.
 
@@ -170,11 +154,11 @@ def run_all(tp: int, token_counts: Sequence[int], device: str, backend: str) -> 
             raise LaunchError(f"demo, T {tokens}: {'; '.join(problems)}")
 
 
-def make_operands(tp: int, tokens: int, device: str) -> Operands:
-    """bf16 operands whose products have a variance near 1."""
+def make_operands(tp: int, tokens: int, device: str) -> Tensors:
+    """bf16 operands of both halves for one rank, by name; their products have a variance near 1."""
     import torch
 
-    from cakegen.operands import inputs_of, shape_of
+    from cakegen.operands import FRONT, STAGES, shape_of
     from cakegen.runtime import kimi_k3_latent_moe
 
     dims = kimi_k3_latent_moe().model.dims
@@ -186,69 +170,46 @@ def make_operands(tp: int, tokens: int, device: str) -> Operands:
 
     # what gives products of order 1: weights by the root of a row's length, activations of order 1
     scales = {"rows": dims.hidden**0.5, "partials": dims.hidden**0.5, "vector": dims.latent**0.5, "weight": 1.0}
-    made = {}
-    for spec in (*inputs_of("front"), *inputs_of("tail")):
-        if spec.name != "shared_act":  # the front's output
-            shape = shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens)
-            made[spec.name] = normal(*shape) * scales[spec.kind]
-    return Operands(**made)
+    return {
+        spec.name: normal(*shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens)) * scales[spec.kind]
+        for stage in STAGES.values()
+        for spec in stage.inputs
+        if spec not in FRONT.outputs
+    }
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What both halves wrote for `tokens` rows."""
-
-    logits: torch.Tensor
-    latent: torch.Tensor
-    shared_act: torch.Tensor
-    y_workspace: torch.Tensor
-    out: torch.Tensor
-
-
-def run_once(operands: Operands, tp: int, tokens: int, backend: str) -> list[str]:
+def run_once(operands: Tensors, tp: int, tokens: int, backend: str) -> list[str]:
     """Run front and tail for the first `tokens` rows, print how far they are from fp64, and return what is wrong."""
     import torch
 
-    from cakegen import runtime
-    from cakegen.operands import STAGES, outputs_of, shape_of
+    from cakegen.operands import FRONT, STAGES, TAIL, shape_of
+    from cakegen.runtime import kimi_k3_latent_moe
 
-    dims = runtime.kimi_k3_latent_moe().model.dims
-    rows = replace(operands, x=operands.x[:tokens], routed=operands.routed[:, :tokens])
-    room = {
-        spec.name: rows.x.new_empty(
+    moe = kimi_k3_latent_moe()
+    dims, specs = moe.model.dims, dict.fromkeys((*FRONT.operands, *TAIL.operands))
+    rows = {spec.name: operands[spec.name] for spec in specs if spec.name in operands}
+    rows |= {spec.name: rows[spec.name][:tokens] for spec in specs if spec.kind == "rows" and spec.name in rows}
+    rows |= {spec.name: rows[spec.name][:, :tokens] for spec in specs if spec.kind == "partials"}
+    x = rows[FRONT.tokens.name]
+    outputs = {
+        spec.name: x.new_empty(
             shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens), dtype=torch.float32 if spec.fp32 else None
         )
-        for stage in STAGES
-        for spec in outputs_of(stage)
+        for stage in STAGES.values()
+        for spec in stage.outputs
     }
-    outputs = Outputs(**room)
-    front = runtime.prepare_kimi_k3_latent_moe_front(
-        rows.x,
-        rows.gate_weight,
-        rows.down_weight,
-        rows.shared_gate_up_weight,
-        outputs.logits,
-        outputs.latent,
-        outputs.shared_act,
-        backend=backend,
-    )
-    tail = runtime.prepare_kimi_k3_latent_moe_tail(
-        rows.routed,
-        rows.norm_weight,
-        rows.up_weight,
-        outputs.shared_act,
-        rows.shared_down_weight,
-        outputs.out,
-        tp=tp,
-        rank=0,
-        y_workspace=outputs.y_workspace,
-        backend=backend,
-    )
-    run_shown("front", front)
-    run_shown("tail", tail)
+    given = rows | outputs
+    runners = {
+        name: moe.prepare(
+            name, {spec.name: given[spec.name] for spec in stage.operands}, tp=tp, rank=0, backend=backend
+        )
+        for name, stage in STAGES.items()
+    }
+    for stage, runner in runners.items():
+        run_shown(stage, runner)
     errors, problems = compare_with_fp64(rows, outputs, dims, tp)
-    timing = f"; front {_microseconds(front)} us, tail {_microseconds(tail)} us (warm)" if rows.x.is_cuda else ""
-    click.echo(f"     T {tokens:3}: largest error against fp64: {errors}{timing}")
+    times = ", ".join(f"{stage} {_microseconds(runner)} us" for stage, runner in runners.items() if x.is_cuda)
+    click.echo(f"     T {tokens:3}: largest error against fp64: {errors}{f'; {times} (warm)' if times else ''}")
     return problems
 
 
@@ -270,28 +231,26 @@ def run_shown(stage: str, runner: Runner) -> None:
         )
 
 
-def compare_with_fp64(rows: Operands, outputs: Outputs, dims: ModelDims, tp: int) -> tuple[str, list[str]]:
+def compare_with_fp64(rows: Tensors, outputs: Tensors, dims: ModelDims, tp: int) -> tuple[str, list[str]]:
     """The largest error of each output in words, and the outputs that break the contract."""
     import torch
 
-    from cakegen.runtime.reference import reference_front, reference_tail
+    from cakegen.operands import STAGES, TOLERANCES
+    from cakegen.runtime.reference import reference_outputs
 
-    wide = torch.float64
-    exact = reference_front(dims, rows.x, rows.gate_weight, rows.down_weight, rows.shared_gate_up_weight, dtype=wide)
-    of_tail = (rows.routed, rows.norm_weight, rows.up_weight, outputs.shared_act, rows.shared_down_weight)
-    y, exact_out = reference_tail(dims, *of_tail, tp=tp, rank=0, dtype=wide)
-    same_bits = torch.equal(y, outputs.y_workspace)
-    problems = [] if same_bits else ["y differs from the reference's bits"]
-    errors = ["y bit for bit" if same_bits else "y differs"]
-    for name, got, wanted, tolerance in (
-        ("logits", outputs.logits, exact[0], _LOGITS_TOLERANCE),
-        ("latent", outputs.latent, exact[1], _BF16_TOLERANCE),
-        ("shared_act", outputs.shared_act, exact[2], _BF16_TOLERANCE),
-        ("out", outputs.out, exact_out, _BF16_TOLERANCE),
-    ):
-        errors.append(f"{name} {(got.double() - wanted).abs().max().item():.1e}")
-        if not torch.allclose(got.double(), wanted, atol=tolerance, rtol=tolerance):
-            problems.append(f"{name} is outside atol = rtol = {tolerance:g}")
+    errors, problems = [], []
+    for name, stage in STAGES.items():
+        exact = reference_outputs(name, dims, rows | outputs, tp=tp, rank=0, dtype=torch.float64)
+        for spec in stage.outputs:
+            got, wanted, tolerance = outputs[spec.name], exact[spec.short], TOLERANCES[spec.short]
+            if tolerance == 0:
+                same = torch.equal(got, wanted)
+                errors.append(f"{spec.short} {'bit for bit' if same else 'differs'}")
+                problems += [f"{spec.short} differs from the reference's bits"] * (not same)
+                continue
+            errors.append(f"{spec.short} {(got.double() - wanted).abs().max().item():.1e}")
+            if not torch.allclose(got.double(), wanted, atol=tolerance, rtol=tolerance):
+                problems.append(f"{spec.short} is outside atol = rtol = {tolerance:g}")
     return ", ".join(errors), problems
 
 

@@ -116,7 +116,7 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
         arch_family=arch_family,
         body="tail_norm",
         headers=(Header(FAMILIES[arch_family].bodies["tail_norm"]),),
-        operands=plain("routed", "norm_weight", "y_workspace", "num_tokens", *NORM_PARAMETERS),
+        operands=plain(*NORM_BUFFERS, "num_tokens", *NORM_PARAMETERS),
         summary=f"tail: norm of {form.rows_per_cta} rows a CTA, {'early' if form.early_trigger else 'late'} trigger",
         constants=constants,
         arg_plan=arguments((), NORM_BUFFERS, ("num_tokens", *NORM_PARAMETERS)),

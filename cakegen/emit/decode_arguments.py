@@ -7,18 +7,28 @@ from cakegen.emit.operands import (
     FRONT_MAPS,
     FRONT_OUTPUTS,
     NO_NORM,
+    NORM,
     NORM_OPERANDS,
+    PARTIAL_PARAMETERS,
     RESIDENT_TAIL_MAPS,
     TAIL_MAPS,
     TAIL_OUTPUT,
+    names_of,
+    pitches_of,
     plain,
 )
 from cakegen.emit.program import Operand
+from cakegen.operands import FRONT, TAIL, Segment
 from cakegen.plan.records import BLOCK_K, DecodeForm
 from cakegen.registry import TensorMapEntry
 
-NORM_BUFFERS = ("routed", "norm_weight", "y_workspace")
-NORM_PARAMETERS = ("num_partials", "routed_pitch", "routed_partial_stride", "y_pitch")
+NORM_BUFFERS = names_of(NORM.pointed)
+NORM_PARAMETERS = (
+    PARTIAL_PARAMETERS[0],
+    *pitches_of((NORM.partials,)),
+    *PARTIAL_PARAMETERS[1:],
+    *pitches_of((NORM.output,)),
+)
 """What every program that normalises rows takes for it, beside the number of tokens."""
 
 
@@ -50,26 +60,27 @@ def tail_operands(form: DecodeForm) -> tuple[Operand, ...]:
 def front_arguments() -> tuple[tuple[str, str], ...]:
     """The front's `arg_plan`."""
     return arguments(
-        ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
-        ("logits", "latent", "shared_act", "wait_record"),
-        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", "weights_ahead"),
+        names_of(FRONT.mapped),
+        (*names_of(FRONT.pointed), "wait_record"),
+        ("num_tokens", *pitches_of(FRONT.outputs), "weights_ahead"),
     )
 
 
 def tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
     """The tail's `arg_plan`."""
-    maps = ("shared_down_weight", "up_weight", "shared_act", *("y_workspace",) * (not form.resident_b))
-    if not form.fused_norm:
-        return arguments(maps, ("out", "wait_record"), ("num_tokens", "out_pitch", "up_col0", "weights_ahead"))
+    maps = names_of(spec for spec in TAIL.mapped if not (form.resident_b and spec == NORM.output))
     unread = _unread_by_norm(form)
-    counters = ("counters",) * ("counters" not in unread)
+    norm_buffers = NORM_BUFFERS if form.fused_norm else ()
+    norm_parameters = NORM_PARAMETERS if form.fused_norm else ()
+    counters = ("counters",) * (form.fused_norm and "counters" not in unread)
     return arguments(
         maps,
-        (*NORM_BUFFERS, "out", *counters, "wait_record"),
+        (*norm_buffers, TAIL.output.name, *counters, "wait_record"),
         (
             "num_tokens",
-            *(name for name in NORM_PARAMETERS if name not in unread),
-            *("out_pitch", "up_col0", "weights_ahead"),
+            *(name for name in norm_parameters if name not in unread),
+            *pitches_of((TAIL.output,)),
+            *("up_col0", "weights_ahead"),
         ),
     )
 
@@ -77,30 +88,33 @@ def tail_arguments(form: DecodeForm) -> tuple[tuple[str, str], ...]:
 def _unread_by_norm(form: DecodeForm) -> frozenset[str]:
     """What the norm inside a launch does not take: a resident y needs no counter, staged rows are one partial."""
     resident = ("counters",) * form.resident_b
-    return frozenset((*resident, *("num_partials", "routed_partial_stride") * form.staged_rows))
+    return frozenset((*resident, *PARTIAL_PARAMETERS * form.staged_rows))
 
 
 def front_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
-    """The front's tensor maps."""
-    rows = {
-        "gate_weight": form.block_m,
-        "down_weight": form.block_m,
-        "shared_gate_up_weight": form.block_m // 2,
-    }
-    weights = tuple(
-        TensorMapEntry(name, name, "chunks", (BLOCK_K, count, form.chunks_per_stage)) for name, count in rows.items()
+    """The front's tensor maps; a gated tile is half gate rows, half up rows."""
+    weights = (
+        operand_map(product.weight.name, (BLOCK_K, form.block_m // (1 + product.gated), form.chunks_per_stage))
+        for product in FRONT.products
     )
-    return (*weights, token_map(form, arch_family, "x"))
+    return (*weights, token_map(form, arch_family, FRONT.tokens.name))
 
 
 def tail_maps(form: DecodeForm, arch_family: str) -> tuple[TensorMapEntry, ...]:
     """The tail's tensor maps; none of a y that stays in shared memory."""
-    up_view = "columns" if form.k1_ragged_cols else "chunks"
     box = (BLOCK_K, form.block_m, form.chunks_per_stage)
-    y = () if form.resident_b else (token_map(form, arch_family, "y_workspace", up_view),)
+    mapped = [segment for segment in TAIL.along_k if segment.norm is None or not form.resident_b]
     return (
-        TensorMapEntry("shared_down_weight", "shared_down_weight", "chunks", box),
-        TensorMapEntry("up_weight", "up_weight", up_view, box),
-        token_map(form, arch_family, "shared_act"),
-        *y,
+        *(operand_map(each.weight.name, box, segment_view(each, form.k1_ragged_cols)) for each in TAIL.along_k),
+        *(token_map(form, arch_family, each.tokens.name, segment_view(each, form.k1_ragged_cols)) for each in mapped),
     )
+
+
+def operand_map(name: str, box: tuple[int, int, int], view: str = "chunks") -> TensorMapEntry:
+    """A map that is called after what it is of."""
+    return TensorMapEntry(name, name, view, box)
+
+
+def segment_view(segment: Segment, ragged_cols: int) -> str:
+    """How maps see a segment's weight and tokens: by columns where a rank's own end inside a chunk of all ranks'."""
+    return "columns" if segment.whole_k and ragged_cols else "chunks"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from cakegen.emit.operands import results_of
 from cakegen.emit.pipeline import COUNTER, Barrier, Edge, Pipeline
+from cakegen.operands import TAIL
 from cakegen.plan.family import WarpRoles
 from cakegen.plan.records import DecodeForm
 
@@ -35,7 +37,8 @@ def _about(form: DecodeForm) -> str:
 
 
 def _ring(form: DecodeForm, warps: WarpRoles) -> Part:
-    tokens = "tokens" if form.stage == "front" else "shared_act" if form.resident_b else "shared_act | y"
+    loaded = (segment for segment in TAIL.along_k if segment.norm is None or not form.resident_b)
+    tokens = "tokens" if form.stage == "front" else " | ".join(segment.tokens.short for segment in loaded)
     freed = (
         "one lane of each MMA warp, once its wgmmas that read the stage are complete"
         if warps.multiplier == warps.finishers
@@ -105,8 +108,7 @@ def _norm(form: DecodeForm, warps: WarpRoles) -> Part:
 
 
 def _end(form: DecodeForm, warps: WarpRoles) -> Part:
-    out = "logits | latent | shared_act" if form.stage == "front" else "out"
     stores = warps.finishers
     if form.cluster_ctas == 2 and not form.split_finalize:
         stores += " of rank 0"
-    return (), (Edge(stores, "rows staged over the ring", out),)
+    return (), (Edge(stores, "rows staged over the ring", results_of(form.stage)),)

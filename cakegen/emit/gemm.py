@@ -5,15 +5,25 @@ Both families take the same operands in the same order; tiles and pipelines are 
 
 from __future__ import annotations
 
-from cakegen.emit.decode_arguments import NORM_BUFFERS, arguments
-from cakegen.emit.operands import FRONT_MAPS, FRONT_OUTPUTS, PARTIALS, SPLIT, TAIL_MAPS, plain
+from cakegen.emit.decode_arguments import NORM_BUFFERS, arguments, operand_map, segment_view
+from cakegen.emit.operands import (
+    FRONT_MAPS,
+    FRONT_OUTPUTS,
+    PARTIALS,
+    SPLIT,
+    TAIL_MAPS,
+    names_of,
+    pitches_of,
+    plain,
+)
 from cakegen.emit.program import Constant, Operand
 from cakegen.model import Model
+from cakegen.operands import FRONT, TAIL
 from cakegen.plan.records import BLOCK_K, GemmForm
 from cakegen.plan.workspace import PAIR_CTAS
 from cakegen.registry import TensorMapEntry
 
-_SPLIT_PARAMETERS = ("m_tiles", "num_items", "full_items", "sk_ipc", "sk_max_seg", "sk_total")
+_SPLIT_PARAMETERS = ("m_tiles", *SPLIT.parameters)
 
 
 def gemm_summary(form: GemmForm, remark: str) -> str:
@@ -26,9 +36,9 @@ def gemm_summary(form: GemmForm, remark: str) -> str:
 def front_gemm_arguments() -> tuple[tuple[str, str], ...]:
     """The `arg_plan` of the front's GEMM."""
     return arguments(
-        ("gate_weight", "down_weight", "shared_gate_up_weight", "x"),
-        ("logits", "latent", "shared_act", "partials", "counters", "wait_record"),
-        ("num_tokens", "logits_pitch", "latent_pitch", "shared_act_pitch", *_SPLIT_PARAMETERS),
+        names_of(FRONT.mapped),
+        (*names_of(FRONT.pointed), *PARTIALS.parameters, "wait_record"),
+        ("num_tokens", *pitches_of(FRONT.outputs), *_SPLIT_PARAMETERS),
     )
 
 
@@ -47,9 +57,9 @@ def tail_gemm_arguments(
         What the plan decides beside the split.
     """
     return arguments(
-        ("shared_down_weight", "up_weight", "shared_act", "y_workspace", *maps),
-        (*(NORM_BUFFERS if norm_parameters else ()), "out", "partials", "counters", "wait_record"),
-        ("num_tokens", *norm_parameters, "out_pitch", "up_col0", *plan_parameters, *_SPLIT_PARAMETERS),
+        (*names_of(TAIL.mapped), *maps),
+        (*(NORM_BUFFERS if norm_parameters else ()), TAIL.output.name, *PARTIALS.parameters, "wait_record"),
+        ("num_tokens", *norm_parameters, *pitches_of((TAIL.output,)), "up_col0", *plan_parameters, *_SPLIT_PARAMETERS),
     )
 
 
@@ -65,18 +75,14 @@ def tail_gemm_operands(norm: Operand, output: Operand) -> tuple[Operand, ...]:
 
 def gemm_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:
     """Boxes of one K block: a CTA's token rows, and half of a tile's weight rows."""
-    half = form.block_n // PAIR_CTAS
+    weights, tokens = (BLOCK_K, form.block_n // PAIR_CTAS, 1), (BLOCK_K, form.block_m, 1)
     if form.stage == "front":
-        rows = {"gate_weight": half, "down_weight": half, "shared_gate_up_weight": half, "x": form.block_m}
-        return tuple(TensorMapEntry(name, name, "chunks", (BLOCK_K, count, 1)) for name, count in rows.items())
-    up_view = "columns" if form.k1_ragged_cols else "chunks"
-    maps = (
-        ("shared_down_weight", "chunks", half),
-        ("up_weight", up_view, half),
-        ("shared_act", "chunks", form.block_m),
-        ("y_workspace", up_view, form.block_m),
+        return (*(operand_map(spec.name, weights) for spec in FRONT.weights), operand_map(FRONT.tokens.name, tokens))
+    views = [(segment, segment_view(segment, form.k1_ragged_cols)) for segment in TAIL.along_k]
+    return (
+        *(operand_map(segment.weight.name, weights, view) for segment, view in views),
+        *(operand_map(segment.tokens.name, tokens, view) for segment, view in views),
     )
-    return tuple(TensorMapEntry(name, name, view, (BLOCK_K, rows, 1)) for name, view, rows in maps)
 
 
 def output_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:

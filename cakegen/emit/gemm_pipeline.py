@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cakegen.emit.operands import results_of
 from cakegen.emit.pipeline import COUNTER, Barrier, Edge, Pipeline
 from cakegen.plan.gemm_layout import EPILOGUE_WARPS, GROUP_WARPS, TURNS
 from cakegen.plan.records import GemmForm
@@ -10,7 +11,6 @@ from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
 SUMS_READERS = PAIR_CTAS * EPILOGUE_WARPS
 ITEM_READERS = PAIR_CTAS * (1 + EPILOGUE_WARPS) + 1
 """A loader and the epilogue warps, and the thread that multiplies for both."""
-_OUTPUTS = {"front": "logits | latent | shared_act", "tail": "out"}
 
 
 def hopper_gemm_pipeline(form: GemmForm) -> Pipeline:
@@ -100,7 +100,7 @@ def blackwell_gemm_pipeline(form: GemmForm) -> Pipeline:
 def _segments(finisher: str, form: GemmForm) -> list[Edge]:
     return [
         Edge(f"{finisher}, cut tile", "fp32 partials", "the tile's last segment", f"{COUNTER}s"),
-        Edge(f"{finisher}, the last", "the tile's rows", _OUTPUTS[form.stage]),
+        Edge(f"{finisher}, the last", "the tile's rows", results_of(form.stage)),
     ]
 
 

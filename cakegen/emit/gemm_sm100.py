@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cakegen.arch import family_member
 from cakegen.emit.decode import barrier_constants, launch_record, norm_constants
-from cakegen.emit.decode_arguments import NORM_PARAMETERS
+from cakegen.emit.decode_arguments import NORM_PARAMETERS, operand_map
 from cakegen.emit.decode_warps import MIN_TENSOR_COLUMNS
 from cakegen.emit.gemm import (
     front_gemm_arguments,
@@ -23,6 +23,7 @@ from cakegen.emit.operands import MAPPED_OUTPUT, NO_NORM, NORM_OPERANDS, TAIL_OU
 from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
+from cakegen.operands import TAIL
 from cakegen.plan import FAMILIES
 from cakegen.plan.gemm_layout import (
     ANSWER_BYTES,
@@ -108,7 +109,7 @@ def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
     """With a map of `out` where it is stored through one."""
     if form.stage == "front":
         return front_gemm_arguments()
-    return tail_gemm_arguments(NORM_PARAMETERS if form.fused_norm else (), maps=("out",) * form.staged_store)
+    return tail_gemm_arguments(NORM_PARAMETERS if form.fused_norm else (), maps=(TAIL.output.name,) * form.staged_store)
 
 
 def _operands(form: GemmForm) -> tuple[Operand, ...]:
@@ -120,7 +121,7 @@ def _operands(form: GemmForm) -> tuple[Operand, ...]:
 
 def _out_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:
     box = (SLAB_COLS, WARP_THREADS, 1)
-    return (TensorMapEntry("out", "out", "chunks", box),) if form.staged_store else ()
+    return (operand_map(TAIL.output.name, box),) if form.staged_store else ()
 
 
 def _tile_constants(raster_m_tiles: int, form: GemmForm, smem: BlackwellGemmSmem) -> tuple[Constant, ...]:

@@ -14,7 +14,7 @@ from cakegen.emit.gemm import (
     tail_gemm_operands,
 )
 from cakegen.emit.gemm_pipeline import hopper_gemm_pipeline
-from cakegen.emit.operands import NO_NORM, ONE_PARTIAL_NORM, TAIL_OUTPUT
+from cakegen.emit.operands import NO_NORM, NORM, ONE_PARTIAL_NORM, TAIL_OUTPUT, pitches_of
 from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
 from cakegen.errors import EmitError
 from cakegen.model import Model
@@ -112,7 +112,7 @@ def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
         return front_gemm_arguments()
     if not form.fused_norm:
         return tail_gemm_arguments()
-    return tail_gemm_arguments(("routed_pitch", "y_pitch"), plan_parameters=("norm_first_rows",))
+    return tail_gemm_arguments(pitches_of((NORM.partials, NORM.output)), plan_parameters=("norm_first_rows",))
 
 
 def _operands(form: GemmForm) -> tuple[Operand, ...]:

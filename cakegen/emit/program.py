@@ -11,20 +11,20 @@ from dataclasses import asdict, dataclass
 
 from cakegen.emit.pipeline import Pipeline
 from cakegen.errors import EmitError
+from cakegen.operands import STAGES
 from cakegen.registry import LaunchRecord, TensorMapEntry
 
 COMPILE_FLAGS = ("-std=c++17",)
 """Compiler options of every program, beside the architecture. No fast-math: each approximation is written out. No line
 information: it makes a cubin 3.7 times as large and puts the working directory into it."""
 
+_OUTPUTS = {spec for stage in STAGES.values() for spec in stage.outputs}
 BUFFER_TYPES = {
-    "routed": "const u16*",
-    "norm_weight": "const u16*",
-    "y_workspace": "u16*",
-    "logits": "float*",
-    "latent": "u16*",
-    "shared_act": "u16*",
-    "out": "u16*",
+    **{
+        spec.name: f"{'' if spec in _OUTPUTS else 'const '}{'float' if spec.fp32 else 'u16'}*"
+        for stage in STAGES.values()
+        for spec in stage.pointed
+    },
     "partials": "float*",
     "counters": "u32*",
     "wait_record": "u64*",

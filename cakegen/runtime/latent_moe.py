@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from cakegen.errors import CakeError, LaunchError
 from cakegen.model import DeviceFacts
+from cakegen.operands import FRONT, TAIL, named
 from cakegen.plan import family_of
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
@@ -19,10 +20,10 @@ from cakegen.runtime.emulation import emulated_facts, prepare_emulated
 from cakegen.runtime.plain import check_flag, check_whole, check_wholes
 from cakegen.runtime.prepared import EmptyRunner, Outputs, ReferenceRunner, Runner
 from cakegen.runtime.programs import ProgramTable
-from cakegen.runtime.reference import reference_front, reference_tail
+from cakegen.runtime.reference import reference_outputs
 from cakegen.runtime.routes import RouteTable
 from cakegen.runtime.runner import ProgramRunner, plan_partials, with_wait_report
-from cakegen.runtime.validate import Operands, Request, validate_front, validate_tail
+from cakegen.runtime.validate import Request, validate_front, validate_tail
 from cakegen.runtime.workspace import Workspace, stream_workspace
 
 BACKENDS = ("auto", "emulator", "reference")
@@ -102,15 +103,9 @@ class LatentMoe:
             An operand, the device or the shape is refused, a program does not compile or load, or something cold
             would have to be loaded inside a graph capture.
         """
-        request = validate_front(
-            self.model, x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act
-        )
-
-        def compute(given: Operands) -> Outputs:
-            inputs = (given["x"], given["gate_weight"], given["down_weight"], given["shared_gate_up_weight"])
-            return reference_front(self.model.dims, *inputs)
-
-        return self._prepare(request, backend, workspace, arch, overlap, compute)
+        operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
+        request = validate_front(self.model, **named(FRONT.operands, operands))
+        return self._prepare(request, backend, workspace, arch, overlap)
 
     def prepare_tail(
         self,
@@ -152,25 +147,20 @@ class LatentMoe:
         CakeError
             As `prepare_front`.
         """
-        request = validate_tail(
-            self.model,
-            routed,
-            norm_weight,
-            up_weight,
-            shared_act,
-            shared_down_weight,
-            out,
-            tp=tp,
-            rank=rank,
-            y_workspace=y_workspace,
-        )
+        operands = (routed, norm_weight, up_weight, shared_act, shared_down_weight, y_workspace, out)
+        request = validate_tail(self.model, **named(TAIL.operands, operands), tp=tp, rank=rank)
+        return self._prepare(request, backend, workspace, arch, overlap)
 
-        def compute(given: Operands) -> Outputs:
-            names = ("routed", "norm_weight", "up_weight", "shared_act", "shared_down_weight")
-            inputs = (given[name] for name in names)
-            return reference_tail(self.model.dims, *inputs, tp=request.tp, rank=request.rank)
+    def prepare(
+        self, stage: str, operands: Mapping[str, torch.Tensor], *, tp: int, rank: int, **options: Any
+    ) -> Runner:
+        """`prepare_front` or `prepare_tail` with operands by name and their options.
 
-        return self._prepare(request, backend, workspace, arch, overlap, compute)
+        A front's TP degree follows from its operands, and its ranks differ in nothing else.
+        """
+        prepare: Callable[..., Runner] = self.prepare_front if stage == "front" else self.prepare_tail
+        of_rank = {} if stage == "front" else {"tp": tp, "rank": rank}
+        return prepare(**operands, **of_rank, **options)
 
     def front(self, *operands: torch.Tensor, **options: Any) -> Outputs:
         """Prepare and run a front once; operands as in `prepare_front`."""
@@ -275,11 +265,10 @@ class LatentMoe:
         workspace: Workspace | None,
         arch: str | DeviceFacts | None,
         overlap: bool,
-        compute: Callable[[Operands], Outputs],
     ) -> Runner:
         _check_options(request, backend, workspace, arch, overlap)
         if backend == "reference":
-            return EmptyRunner(request, None) if request.tokens == 0 else ReferenceRunner(request, compute)
+            return EmptyRunner(request, None) if request.tokens == 0 else ReferenceRunner(request, self._compute)
         if backend == "emulator":
             facts = emulated_facts(self.model, self._device_facts if arch is None else arch)
             if request.tokens == 0:
@@ -303,6 +292,13 @@ class LatentMoe:
             return ProgramRunner(request, route.plan, route.programs, device, control, self.registry, chosen, overlap)
         except LaunchError as error:
             raise with_wait_report(error, ordinal, self.registry) from None
+
+    def _compute(self, request: Request) -> Outputs:
+        """What a request gives, by torch."""
+        given = request.tensors
+        return tuple(
+            reference_outputs(request.stage, self.model.dims, given, tp=request.tp, rank=request.rank).values()
+        )
 
     def _open(self, ordinal: int) -> Device:
         device = opened_device(ordinal)

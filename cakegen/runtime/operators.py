@@ -15,7 +15,7 @@ import torch
 
 from cakegen.errors import LaunchError
 from cakegen.model import ModelDims
-from cakegen.operands import inputs_of, outputs_of, shape_of
+from cakegen.operands import STAGES, named, shape_of
 from cakegen.runtime import driver, kimi_k3_latent_moe
 from cakegen.runtime.guard import GuardedLock
 from cakegen.runtime.latent_moe import LatentMoe
@@ -130,9 +130,8 @@ def _identity(value: Any) -> Any:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-# What a stage takes beside its operands, and what its outputs are called where the operator returns new ones.
+# What a stage takes beside its operands.
 _NUMBERS = {"front": "bool overlap=False", "tail": "int tp, int rank, bool overlap=False"}
-_RETURNED = {"y_workspace": "y"}
 # torch must hand over the strides that the fake kernels saw: an activation's rows may be pitched, a weight's not
 _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),)
 
@@ -190,80 +189,64 @@ def define_operators(moe: LatentMoe, *, cpu_backend: str | None = None) -> Opera
 def _define(export: str, moe: LatentMoe, cpu_backend: str) -> _Defined:
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     calls = PreparedCalls()
-    _define_front(library, f"{export}_front", moe, calls, cpu_backend)
-    _define_tail(library, f"{export}_tail", moe, calls, cpu_backend)
+    for stage in STAGES:
+        _define_stage(library, f"{export}_{stage}", stage, moe, calls, cpu_backend)
     packets = getattr(torch.ops, NAMESPACE)
-    front, tail = getattr(packets, f"{export}_front"), getattr(packets, f"{export}_tail")
+    front, tail = (getattr(packets, f"{export}_{stage}") for stage in STAGES)
     return _Defined(moe, cpu_backend, Operators(front.default, front.out, tail.default, tail.out), library)
 
 
-def _define_front(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls, cpu_backend: str) -> None:
-    dims = moe.model.dims
+def _define_stage(library: Any, name: str, stage: str, moe: LatentMoe, calls: PreparedCalls, cpu_backend: str) -> None:
+    """Both overloads of a stage's operator."""
+    prepare, call = (moe.prepare_front, moe.front) if stage == "front" else (moe.prepare_tail, moe.tail)
+    outputs = STAGES[stage].outputs
 
-    def allocate(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
-        # a packed weight's rows are its second extent
-        return _empty_outputs("front", dims, x, x.shape[0], weight.shape[-2] // 2)
-
-    def launch(*inputs: torch.Tensor, **options: Any) -> None:
-        calls.run(moe.prepare_front, inputs, options)
-
-    def compute(*inputs: torch.Tensor, **options: Any) -> None:
-        moe.front(*inputs, **options, backend=cpu_backend)
-
-    def functional(run: Callable[..., None]) -> Callable[..., Tensors]:
-        def front(*inputs: torch.Tensor, overlap: bool = False) -> Tensors:
-            logits, latent, shared_act = outputs = allocate(inputs[0], inputs[3])
-            run(*inputs, logits=logits, latent=latent, shared_act=shared_act, overlap=overlap)
-            return outputs
-
-        return front
-
-    _define_schemas(library, name, "front")
-    _implement(library, name, functional, launch, compute, lambda *inputs, **_: allocate(inputs[0], inputs[3]))
-
-
-def _define_tail(library: Any, name: str, moe: LatentMoe, calls: PreparedCalls, cpu_backend: str) -> None:
-    dims = moe.model.dims
-
-    def allocate(routed: torch.Tensor) -> Tensors:
-        return _empty_outputs("tail", dims, routed, routed.shape[1], 0)
+    def allocate(inputs: Tensors) -> Tensors:
+        return _empty_outputs(stage, moe.model.dims, inputs)
 
     def launch(*inputs: torch.Tensor, **options: Any) -> None:
-        calls.run(moe.prepare_tail, inputs, options)
+        calls.run(prepare, inputs, options)
 
     def compute(*inputs: torch.Tensor, **options: Any) -> None:
-        moe.tail(*inputs, **options, backend=cpu_backend)
+        call(*inputs, **options, backend=cpu_backend)
 
     def functional(run: Callable[..., None]) -> Callable[..., Tensors]:
-        def tail(*inputs: torch.Tensor, tp: int, rank: int, overlap: bool = False) -> Tensors:
-            y, out = outputs = allocate(inputs[0])
-            run(*inputs, out=out, tp=tp, rank=rank, y_workspace=y, overlap=overlap)
-            return outputs
+        def of_inputs(*inputs: torch.Tensor, overlap: bool = False, **of_rank: int) -> Tensors:
+            written = allocate(inputs)
+            run(*inputs, **named(outputs, written), **of_rank, overlap=overlap)
+            return written
 
-        return tail
+        return of_inputs
 
-    _define_schemas(library, name, "tail")
-    _implement(library, name, functional, launch, compute, lambda *inputs, **_: allocate(inputs[0]))
+    _define_schemas(library, name, stage)
+    _implement(library, name, functional, launch, compute, lambda *inputs, **_: allocate(inputs))
 
 
 def _define_schemas(library: Any, name: str, stage: str) -> None:
     """Both overloads: one returns new outputs, the other writes those that it is given."""
-    inputs = ", ".join(f"Tensor {spec.name}" for spec in inputs_of(stage))
+    inputs = ", ".join(f"Tensor {spec.name}" for spec in STAGES[stage].inputs)
     inputs += f", *, {_NUMBERS[stage]}"
-    outputs = [spec.name for spec in outputs_of(stage)]
-    returned = ", ".join(f"Tensor {_RETURNED.get(output, output)}" for output in outputs)
-    written = ", ".join(f"Tensor({mark}!) {output}" for mark, output in zip("abcdef", outputs, strict=False))
+    outputs = STAGES[stage].outputs
+    returned = ", ".join(f"Tensor {spec.short}" for spec in outputs)
+    written = ", ".join(f"Tensor({mark}!) {spec.name}" for mark, spec in zip("abcdef", outputs, strict=False))
     library.define(f"{name}({inputs}) -> ({returned})", tags=_TAGS)
     library.define(f"{name}.out({inputs}, {written}) -> ()", tags=_TAGS)
 
 
-def _empty_outputs(stage: str, dims: ModelDims, like: torch.Tensor, tokens: int, i_local: int) -> Tensors:
-    """Room for a stage's outputs on the device of one of its inputs."""
+def _empty_outputs(stage: str, dims: ModelDims, inputs: Tensors) -> Tensors:
+    """Room for a stage's outputs on the device of its first input, in extents that the inputs tell."""
+    extents: dict[str, int] = {}
+    for spec, tensor in zip(STAGES[stage].inputs, inputs, strict=True):
+        # a packed weight's rows are its second extent, its columns the product of the others
+        shape = tensor.shape if spec.kind != "weight" or tensor.dim() == 2 else (tensor.shape[1], -1)
+        extents.update(zip(spec.shape, shape, strict=True))
+    i_local = extents.get("2 * i_local", 0) // 2
     return tuple(
-        like.new_empty(
-            shape_of(spec, dims, i_local=i_local, tokens=tokens), dtype=torch.float32 if spec.fp32 else torch.bfloat16
+        inputs[0].new_empty(
+            shape_of(spec, dims, i_local=i_local, tokens=extents["T"]),
+            dtype=torch.float32 if spec.fp32 else torch.bfloat16,
         )
-        for spec in outputs_of(stage)
+        for spec in STAGES[stage].outputs
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from cakegen.errors import LaunchError
 from cakegen.plan.records import Plan
 from cakegen.runtime.operand import Operand
-from cakegen.runtime.validate import Operands, Request
+from cakegen.runtime.validate import Request
 
 Outputs = tuple[torch.Tensor, ...]
 CHECK_VARIABLE = "CAKEGEN_CHECK_CALLS"
@@ -135,7 +135,7 @@ class EmptyRunner(Runner):
 class ReferenceRunner(Runner):
     """A call of the torch reference, which writes its results to the caller's outputs."""
 
-    def __init__(self, request: Request, compute: Callable[[Operands], Outputs]) -> None:
+    def __init__(self, request: Request, compute: Callable[[Request], Outputs]) -> None:
         super().__init__(request, None)
         self._compute = compute
 
@@ -143,7 +143,7 @@ class ReferenceRunner(Runner):
         """Compute and copy; allocates, unlike a generated program."""
         if self._checks:
             self.check_operands()
-        for output, value in zip(self.outputs, self._compute(self._request.tensors), strict=True):
+        for output, value in zip(self.outputs, self._compute(self._request), strict=True):
             output.copy_(value)
         return self.outputs
 

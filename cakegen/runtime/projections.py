@@ -11,7 +11,7 @@ import torch
 
 from cakegen.errors import LaunchError
 from cakegen.model import ModelDims
-from cakegen.operands import STAGES, shape_of, weights_of
+from cakegen.operands import FRONT, STAGES, shape_of
 from cakegen.runtime import kimi_k3_latent_moe
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.operators import define_operators
@@ -145,7 +145,7 @@ class LatentMoeProjections(torch.nn.Module):
 
     def front(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`x [T, hidden]` bf16 -> logits `[T, experts]` fp32, latent `[T, latent]`, shared_act `[T, I_LOCAL]` bf16."""
-        weights = (self.gate_weight, self.down_weight, self.shared_gate_up_weight)
+        weights = (self.get_parameter(spec.name) for spec in FRONT.weights)
         logits, latent, shared_act = self._front(x, *weights, overlap=self.overlap)
         return logits, latent, shared_act
 
@@ -188,7 +188,7 @@ def _finish_writes(device: torch.device) -> None:
 
 
 def _shapes(dims: ModelDims, tp: int) -> dict[str, tuple[int, ...]]:
-    specs = (spec for stage in STAGES for spec in weights_of(stage))
+    specs = (spec for stage in STAGES.values() for spec in stage.weights)
     return {spec.name: shape_of(spec, dims, i_local=dims.i_local(tp)) for spec in specs}
 
 

@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 
 from cakegen.errors import LaunchError
 from cakegen.model import ModelDims
+from cakegen.operands import STAGES, returned
 from cakegen.runtime.packing import unpack_weight
 
 LANES = 32
@@ -89,6 +92,23 @@ def situ(gate: torch.Tensor, up: torch.Tensor, dims: ModelDims) -> torch.Tensor:
     """`beta tanh(g / beta) sigmoid(g) * linear_beta tanh(u / linear_beta)`, in the precision of its operands."""
     beta, linear = dims.situ_beta, dims.situ_linear_beta
     return beta * torch.tanh(gate / beta) * torch.sigmoid(gate) * (linear * torch.tanh(up / linear))
+
+
+def reference_outputs(
+    stage: str,
+    dims: ModelDims,
+    operands: Mapping[str, torch.Tensor],
+    *,
+    tp: int,
+    rank: int,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, torch.Tensor]:
+    """What one rank of a stage gives, by result, from operands by name; `dtype` as in `reference_front`."""
+    inputs = [operands[spec.name] for spec in STAGES[stage].inputs]
+    of_rank = {} if stage == "front" else {"tp": tp, "rank": rank}
+    compute: Callable[..., tuple[torch.Tensor, ...]] = reference_front if stage == "front" else reference_tail
+    results = compute(dims, *inputs, **of_rank, dtype=dtype)
+    return returned(STAGES[stage].outputs, results)
 
 
 def reference_front(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cakegen.errors import LaunchError
+from cakegen.operands import STAGES
 from cakegen.plan import control_words, partials_elems
 from cakegen.plan.records import Launch, Plan
 from cakegen.registry import LaunchRecord, Registry
@@ -278,10 +279,10 @@ def run_parameters(request: Request) -> dict[str, int]:
     """The i32 parameters of a request by the names that `arg_plan` uses; pitches in elements."""
     operands = request.operands
     parameters = {"num_tokens": request.tokens, "num_partials": request.partials, "up_col0": request.up_col0}
-    parameters |= {f"{name}_pitch": operand.pitch for name, operand in operands.items()}
-    if request.stage == "tail":
-        parameters["routed_partial_stride"] = operands["routed"].partial_stride
-        parameters["y_pitch"] = operands["y_workspace"].pitch
+    for spec in STAGES[request.stage].operands:
+        parameters[f"{spec.short}_pitch"] = operands[spec.name].pitch
+        if spec.kind == "partials":
+            parameters[f"{spec.name}_partial_stride"] = operands[spec.name].partial_stride
     return parameters
 
 

@@ -16,7 +16,7 @@ import torch
 from cakegen.arch import INT32_MAX
 from cakegen.errors import LaunchError
 from cakegen.model import Model, ModelDims
-from cakegen.operands import STAGES, shape_of
+from cakegen.operands import FRONT, STAGES, TAIL, OperandSpec, shape_of
 from cakegen.runtime.operand import Operand, overlap
 from cakegen.runtime.packing import packed_shape
 from cakegen.runtime.plain import check_tensors, check_whole
@@ -77,7 +77,7 @@ class _Check:
     ) -> None:
         """Check every operand of the stage by the table of them, but the partials, which tell the number of tokens."""
         shared = dims.shared_intermediate
-        for spec in STAGES[self.stage]:
+        for spec in STAGES[self.stage].operands:
             tensor, shape = tensors[spec.name], shape_of(spec, dims, i_local=i_local, tokens=tokens)
             why = spec.why.format(i_local=i_local, shared=shared, tp=shared // i_local)
             if spec.kind == "weight":
@@ -191,7 +191,7 @@ class _Check:
             )
             self.refuse(operand.name, tensor, "backed by memory", todo)
 
-    def outputs_apart(self, outputs: Iterable[str]) -> None:
+    def outputs_apart(self, outputs: Iterable[OperandSpec]) -> None:
         """Refuse an output that shares bytes with another operand.
 
         Raises
@@ -200,14 +200,14 @@ class _Check:
             One does.
         """
         seen = set()
-        for name in outputs:
-            seen.add(name)
-            first = self.operands[name]
+        for spec in outputs:
+            seen.add(spec.name)
+            first = self.operands[spec.name]
             for second in self.operands.values():
                 if second.name in seen or not overlap(first, second):
                     continue
                 raise LaunchError(
-                    f"{self.stage}: output {name} must share no memory with another operand; it has bytes "
+                    f"{self.stage}: output {spec.name} must share no memory with another operand; it has bytes "
                     f"{first.address:#x} … {first.end:#x}, {second.name} has {second.address:#x} … {second.end:#x}. "
                     "Allocate them apart."
                 )
@@ -217,38 +217,25 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def validate_front(
-    model: Model,
-    x: torch.Tensor,
-    gate_weight: torch.Tensor,
-    down_weight: torch.Tensor,
-    shared_gate_up_weight: torch.Tensor,
-    logits: torch.Tensor,
-    latent: torch.Tensor,
-    shared_act: torch.Tensor,
-) -> Request:
-    """Check the operands of a front; TP follows from the rows of `shared_gate_up_weight`.
+def validate_front(model: Model, **tensors: torch.Tensor) -> Request:
+    """Check the operands of a front, by name; TP follows from the rows of the gated weight.
 
     Raises
     ------
     LaunchError
         An operand is not what the model needs; the message names it.
     """
-    weights = {
-        "gate_weight": gate_weight,
-        "down_weight": down_weight,
-        "shared_gate_up_weight": shared_gate_up_weight,
-    }
-    outputs = {"logits": logits, "latent": latent, "shared_act": shared_act}
-    check_tensors("front", {"x": x, **weights}, outputs)
-    dims = model.dims
+    _check_kinds("front", tensors)
+    dims, tokens_spec = model.dims, FRONT.tokens
+    x = tensors[tokens_spec.name]
     check = _Check("front", x.device)
     if x.dim() != 2:
-        check.refuse("x", x, f"rows of stride 1 in a [T, {dims.hidden}] bfloat16", "Flatten the batch into tokens.")
+        need = f"rows of stride 1 in a [T, {dims.hidden}] bfloat16"
+        check.refuse(tokens_spec.name, x, need, "Flatten the batch into tokens.")
     tokens = int(x.shape[0])
-    i_local = _front_i_local(check, model, shared_gate_up_weight)
-    check.stage_operands(dims, {"x": x, **weights, **outputs}, i_local=i_local, tokens=tokens)
-    check.outputs_apart(outputs)
+    i_local = _front_i_local(check, model, tensors)
+    check.stage_operands(dims, tensors, i_local=i_local, tokens=tokens)
+    check.outputs_apart(FRONT.outputs)
     return Request(
         stage="front",
         tp=dims.shared_intermediate // i_local,
@@ -257,60 +244,43 @@ def validate_front(
         partials=1,
         device=x.device,
         operands=check.operands,
-        outputs=(logits, latent, shared_act),
-        tensors={"x": x, **weights, **outputs},
+        outputs=tuple(tensors[spec.name] for spec in FRONT.outputs),
+        tensors=tensors,
         validate=partial(validate_front, model),
     )
 
 
-def _front_i_local(check: _Check, model: Model, weight: torch.Tensor) -> int:
-    whole = model.dims.shared_intermediate
+def _front_i_local(check: _Check, model: Model, tensors: Operands) -> int:
+    (name,) = (product.weight.name for product in FRONT.products if product.gated)
+    weight, whole = tensors[name], model.dims.shared_intermediate
     rows = {2: int(weight.shape[0]), 3: int(weight.shape[1])}[weight.dim()] if weight.dim() in (2, 3) else 0
     if rows < 2 or rows % 2 or whole % (rows // 2):
         need = f"[2 * I_LOCAL, {model.dims.hidden}] bfloat16 with I_LOCAL = {whole} / TP for a whole TP"
-        check.refuse("shared_gate_up_weight", weight, need, "Concatenate this rank's gate rows and up rows.")
+        check.refuse(name, weight, need, "Concatenate this rank's gate rows and up rows.")
     return rows // 2
 
 
-def validate_tail(
-    model: Model,
-    routed: torch.Tensor,
-    norm_weight: torch.Tensor,
-    up_weight: torch.Tensor,
-    shared_act: torch.Tensor,
-    shared_down_weight: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    tp: int,
-    rank: int,
-    y_workspace: torch.Tensor,
-) -> Request:
-    """Check the operands of a tail.
+def validate_tail(model: Model, *, tp: int, rank: int, **tensors: torch.Tensor) -> Request:
+    """Check the operands of a tail, by name.
 
     Raises
     ------
     LaunchError
         An operand, `tp` or `rank` is not what the model needs; the message names it.
     """
-    inputs = {
-        "routed": routed,
-        "norm_weight": norm_weight,
-        "up_weight": up_weight,
-        "shared_act": shared_act,
-        "shared_down_weight": shared_down_weight,
-    }
-    outputs = {"out": out, "y_workspace": y_workspace}
-    check_tensors("tail", inputs, outputs)
+    _check_kinds("tail", tensors)
     tp, rank = _check_rank(model, tp, rank)
-    dims = model.dims
+    dims, (norm,) = model.dims, TAIL.norms
+    routed = tensors[norm.partials.name]
     check = _Check("tail", routed.device)
-    check.partials("routed", routed, dims.latent)
+    check.partials(norm.partials.name, routed, dims.latent)
     partials, tokens, _ = (int(extent) for extent in routed.shape)
-    check.stage_operands(dims, inputs | outputs, i_local=dims.i_local(tp), tokens=tokens)
-    check.outputs_apart(outputs)
+    check.stage_operands(dims, tensors, i_local=dims.i_local(tp), tokens=tokens)
+    check.outputs_apart(TAIL.outputs)
     width = dims.latent_slice(tp)
-    for name in ("up_weight", "y_workspace"):
-        check.operands[name] = replace(check.operands[name], column_limit=(rank + 1) * width)
+    for segment in TAIL.segments:
+        for spec in (segment.weight, segment.tokens) if segment.whole_k else ():
+            check.operands[spec.name] = replace(check.operands[spec.name], column_limit=(rank + 1) * width)
     return Request(
         stage="tail",
         tp=tp,
@@ -319,11 +289,19 @@ def validate_tail(
         partials=partials,
         device=routed.device,
         operands=check.operands,
-        outputs=(y_workspace, out),
-        tensors=inputs | outputs,
+        outputs=tuple(tensors[spec.name] for spec in TAIL.outputs),
+        tensors=tensors,
         validate=partial(validate_tail, model, tp=tp, rank=rank),
         up_col0=rank * width,
     )
+
+
+def _check_kinds(stage: str, tensors: Operands) -> None:
+    """Refuse operands of a stage that are no tensors with memory of their own (`check_tensors`)."""
+    inputs, outputs = (
+        {spec.name: tensors[spec.name] for spec in specs} for specs in (STAGES[stage].inputs, STAGES[stage].outputs)
+    )
+    check_tensors(stage, inputs, outputs)
 
 
 def _check_rank(model: Model, tp: int, rank: int) -> tuple[int, int]:

@@ -13,11 +13,12 @@ from bench_fakes import FakeClock, FakeProbe
 
 from cakegen.bench import arms, host_cost, layer_chain, measure, rivals, session
 from cakegen.bench.measure import Bench, Settings, measure_rows
-from cakegen.bench.operands import TOLERANCES, Case, find_faults, make_operands, rank_of
+from cakegen.bench.operands import Case, find_faults, make_operands, rank_of
 from cakegen.bench.products import Cublas
 from cakegen.bench.records import RowRecord
 from cakegen.bench.rows import Row
 from cakegen.errors import BenchError, LaunchError
+from cakegen.operands import TOLERANCES
 from cakegen.registry import load_registry
 from cakegen.runtime import LatentMoe
 

@@ -196,9 +196,10 @@ def test_kernels_for_cpu_tensors_ask_for_their_backend(backend: str, monkeypatch
     def note(stage: str) -> Any:
         return lambda *inputs, **options: asked.append((stage, options["backend"], options["overlap"]))
 
-    moe: Any = SimpleNamespace(model=MODEL, front=note("front"), tail=note("tail"), prepare_front=None)
-    operators._define_front(library, "front", moe, PreparedCalls(), backend)
-    operators._define_tail(library, "tail", moe, PreparedCalls(), backend)
+    calls = {"front": note("front"), "tail": note("tail")}
+    moe: Any = SimpleNamespace(model=MODEL, **calls, prepare_front=None, prepare_tail=None)
+    for stage in calls:
+        operators._define_stage(library, stage, stage, moe, PreparedCalls(), backend)
     kernels["front", "CPU"](*front_case(TP)[0])
     kernels["tail", "CPU"](*tail_case(TP)[0], tp=TP, rank=RANK, overlap=True)
     assert asked == [("front", backend, False), ("tail", backend, True)]
@@ -333,8 +334,8 @@ def test_kernels_for_cuda_tensors_launch_into_new_outputs_and_into_the_callers(
     kernels: dict[tuple[str, str], Any] = {}
     library = noting_library(kernels, monkeypatch)
     moe, calls = LatentMoe(tiny_registry), PreparedCalls()
-    operators._define_front(library, "front", moe, calls, "reference")
-    operators._define_tail(library, "tail", moe, calls, "reference")
+    for stage in ("front", "tail"):
+        operators._define_stage(library, stage, stage, moe, calls, "reference")
 
     def on_gpu(operands: dict[str, Any], *outputs: str) -> tuple[list[Any], dict[str, Any]]:
         placed: dict[str, Any] = {name: FakeTensor(tensor) for name, tensor in operands.items()}

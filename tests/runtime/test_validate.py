@@ -76,7 +76,7 @@ FRONT_REFUSALS: list[tuple[str, Change, str]] = [
     (
         "shared_act",
         lambda t: t[:, :-64],
-        r"shared_act must be .*\[5, 512\] bfloat16 \(T by this rank's shared columns\)",
+        r"shared_act must be .*\[5, 512\] bfloat16 \(T by this rank's shared columns, 1024 / 2\)",
     ),
     ("latent", lambda t: FakeTensor(t), r"latent must be .* on cpu; got .* on cuda:0\. All operands"),
     ("latent", lambda t: t[:1].expand(5, 512), r"latent must be .*strides \(0, 1\)"),
@@ -104,7 +104,11 @@ TAIL_REFUSALS: list[tuple[str, Change, str]] = [
     ("norm_weight", lambda t: t.float(), r"norm_weight must be .*float32"),
     ("norm_weight", misaligned, r"norm_weight must be aligned"),
     ("up_weight", lambda t: t[:, :128].contiguous(), r"up_weight must be contiguous \[512, 512\] .*all columns"),
-    ("shared_act", lambda t: t[:, :64], r"shared_act must be .*\[5, 256\] bfloat16 \(T by 1024 / 4\)"),
+    (
+        "shared_act",
+        lambda t: t[:, :64],
+        r"shared_act must be .*\[5, 256\] bfloat16 \(T by this rank's shared columns, 1024 / 4\)",
+    ),
     ("shared_down_weight", lambda t: t[:-1], r"shared_down_weight must be contiguous \[512, 256\]"),
     ("out", lambda t: t.float(), r"out must be .*float32"),
     ("y_workspace", lambda t: t[:3], r"y_workspace must be .*\[5, 512\]"),

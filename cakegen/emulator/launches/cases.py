@@ -19,18 +19,15 @@ from cakegen.emulator.launches.stream import LaunchReport
 from cakegen.emulator.text.translate import Program
 from cakegen.errors import EmulationError, PlanError
 from cakegen.model import DeviceFacts, Model, Target
-from cakegen.operands import STAGES, OperandSpec, shape_of
+from cakegen.operands import FRONT, STAGES, TAIL, TOLERANCES, OperandSpec, shape_of
 from cakegen.plan import family_of, plan_route
 from cakegen.plan.records import DecodeForm, Plan
 from cakegen.registry import Registry
 from cakegen.rules import HopperTile
-from cakegen.runtime.reference import reference_front, reference_tail
+from cakegen.runtime.reference import reference_outputs
 from cakegen.runtime.validate import Request, validate_front, validate_tail
 
 ARCH = "sm_90a"
-# Of the contract: logits are fp32, the others bf16. `y` is compared bit for bit.
-TOLERANCES = {"logits": 1e-3, "latent": 1e-2, "shared_act": 1e-2, "out": 1e-2}
-_OUTPUTS = {"front": ("logits", "latent", "shared_act"), "tail": ("y_workspace", "out")}
 # Columns between the rows of pitched operands: NaN in inputs, and no program may write them in outputs.
 _GAP_COLS = 64
 _CHUNK = 1 << 20
@@ -195,8 +192,8 @@ def emulate_chain(
     model = registry.model
     other = dataclasses.replace(case, stage="tail" if case.stage == "front" else "front", rank=0)
     before, operands = make_operands(model, other, 1), make_operands(model, case)
-    written, read = ("shared_act", "shared_act") if case.stage == "tail" else ("out", "x")
-    operands[read] = before[written]
+    given = {spec.name for spec in STAGES[case.stage].inputs} & {spec.name for spec in STAGES[other.stage].outputs}
+    operands |= {name: before[name] for name in given} or {FRONT.tokens.name: before[TAIL.output.name]}
     own = _call(model, case, operands)
     launches = emulate_calls(registry, [_call(model, other, before), own, own], options, overlap=True, load=load)
     return _report(model, case, operands, launches)
@@ -212,7 +209,7 @@ def _report(
     model: Model, case: Case, operands: dict[str, torch.Tensor], launches: tuple[LaunchReport, ...]
 ) -> CaseReport:
     errors, problems = compare(model, case, operands)
-    outputs = {name: operands[name].clone() for name in _OUTPUTS[case.stage]}
+    outputs = {spec.name: operands[spec.name].clone() for spec in STAGES[case.stage].outputs}
     return CaseReport(launches, errors, tuple(problems), outputs)
 
 
@@ -245,7 +242,8 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
     Their bits depend on nothing but the arguments.
     """
     dims, make = model.dims, _Draw(seed)
-    i_local, tokens = dims.i_local(case.tp), case.tokens
+    i_local, tokens, stage = dims.i_local(case.tp), case.tokens, STAGES[case.stage]
+    gated = {product.weight for product in FRONT.products if product.gated}
 
     def weights(*shape: int) -> torch.Tensor:
         return make.normal(*shape).mul_(shape[-1] ** -0.5).to(torch.bfloat16)
@@ -260,39 +258,33 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
 
     def made(spec: OperandSpec) -> torch.Tensor:
         *outer, cols = shape_of(spec, dims, i_local=i_local, tokens=tokens, partials=case.partials)
-        if spec.output:
+        if spec in stage.outputs:
             return output(cols, torch.float32 if spec.fp32 else torch.bfloat16)
         if spec.kind == "vector":
             return make.normal(cols).to(torch.bfloat16)
         if spec.kind == "weight":
             # gate and up rows give twice as much: SiTU's branches then reach their bounds
-            return weights(*outer, cols) * (2 if spec.name == "shared_gate_up_weight" else 1)
+            return weights(*outer, cols) * (2 if spec in gated else 1)
         return rows(cols, *outer[:-1])
 
-    return {spec.name: made(spec) for spec in STAGES[case.stage]}
+    return {spec.name: made(spec) for spec in stage.operands}
 
 
 def compare(model: Model, case: Case, operands: dict[str, torch.Tensor]) -> tuple[dict[str, float], list[str]]:
     """(largest error of each output, what breaks the contract)."""
-    wide = torch.float64
     errors: dict[str, float] = {}
     problems = []
-    if case.stage == "front":
-        front = ("x", "gate_weight", "down_weight", "shared_gate_up_weight")
-        exact = reference_front(model.dims, *(operands[name] for name in front), dtype=wide)
-        expected = dict(zip(("logits", "latent", "shared_act"), exact, strict=True))
-    else:
-        tail = ("routed", "norm_weight", "up_weight", "shared_act", "shared_down_weight")
-        inputs = (operands[name] for name in tail)
-        y, out = reference_tail(model.dims, *inputs, tp=case.tp, rank=case.rank, dtype=wide)
-        expected = {"out": out}
-        different = int((y.view(torch.int16) != operands["y_workspace"].view(torch.int16)).sum())
-        errors["y"] = different
-        if different:
-            problems.append(f"{different} of {y.numel()} elements of y differ from the reference's bits")
-    for name, value in expected.items():
-        got, tolerance = operands[name].double(), TOLERANCES[name]
-        errors[name] = (got - value).abs().max().item()
-        if not torch.allclose(got, value, atol=tolerance, rtol=tolerance):
+    exact = reference_outputs(case.stage, model.dims, operands, tp=case.tp, rank=case.rank, dtype=torch.float64)
+    for spec in STAGES[case.stage].outputs:
+        name, wanted, tolerance = spec.short, exact[spec.short], TOLERANCES[spec.short]
+        if tolerance == 0:
+            different = int((wanted.view(torch.int16) != operands[spec.name].view(torch.int16)).sum())
+            errors[name] = different
+            if different:
+                problems.append(f"{different} of {wanted.numel()} elements of {name} differ from the reference's bits")
+            continue
+        got = operands[spec.name].double()
+        errors[name] = (got - wanted).abs().max().item()
+        if not torch.allclose(got, wanted, atol=tolerance, rtol=tolerance):
             problems.append(f"{name} is outside atol = rtol = {tolerance:g}: largest error {errors[name]:.3g}")
     return errors, problems

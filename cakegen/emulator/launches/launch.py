@@ -22,6 +22,7 @@ from cakegen.emulator.text.parse import parse_kernel
 from cakegen.emulator.text.translate import Program
 from cakegen.emulator.units.tensor_core import multiply_add_hopper, multiply_add_wide
 from cakegen.errors import EmulationError
+from cakegen.operands import STAGES
 from cakegen.plan import control_words, partials_elems
 from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program as ProgramRecord
@@ -33,7 +34,6 @@ from cakegen.runtime.tensor_map import TensorMap
 from cakegen.runtime.validate import Request
 
 ARITHMETIC = {"hopper": multiply_add_hopper, "wide": multiply_add_wide}
-_OUTPUTS = {"front": ("logits", "latent", "shared_act"), "tail": ("y_workspace", "out")}
 # A wait's limit in ns of modelled time that no run reaches: a wait that can't end is found by who waits for whom.
 _NEVER_NS = 1 << 62
 _RECORD_WORDS = 16
@@ -233,7 +233,7 @@ def _operand_buffers(requests: Sequence[Request], space: AddressSpace) -> list[B
     outputs: dict[int, Buffer] = {}
     inputs: list[_Input] = []
     for request in requests:
-        names = _OUTPUTS[request.stage]
+        names = [spec.name for spec in STAGES[request.stage].outputs]
         for name in names:
             operand = request.operands[name]
             outputs[operand.address] = _buffer(name, operand.address, operand_extents(operand), space, output=True)
