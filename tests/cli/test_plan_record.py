@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from cakegen import paths
 from cakegen.cli.plan import plan_literal
+from cakegen.emit.reach import reached_plans
 from cakegen.model import DeviceFacts
 from cakegen.plan import family_of, plan_route
-from cakegen.registry import LaunchRecord, load_registry
+from cakegen.plan.records import Plan
+from cakegen.registry import LaunchRecord, Registry, load_registry
 
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
 ARCHES = ("sm_90a", "sm_100a", "sm_103a")
-
-
-def token_counts(export: str, arch: str) -> list[int]:
-    """Both ends of every range in which no plan changes, and of those of prefill every eighth."""
-    model = load_registry(export).model
-    ranges = list(family_of(arch).token_ranges(model, model.max_tokens))
-    decode_tokens = family_of(arch).decode(model).max_tokens
-    chosen = [span for number, span in enumerate(ranges) if span[0] <= decode_tokens or number % 8 == 0]
-    return sorted({end for span in (*chosen, ranges[-1]) for end in (span[0], span[-1])})
+REQUESTS = (("front", 1), ("tail", 1), ("tail", 2))
+DECODE_STRIDE, STRIDE = 5, 257
+"""Between the token counts that are tried beside those where a plan changes; primes, so that they fall anywhere in a
+range."""
 
 
 def devices(arch: str, sm_counts: tuple[int, ...]) -> list[DeviceFacts]:
     """Of every declared part, and of the largest with fewer pairs than its SMs allow."""
     found = [DeviceFacts.nominal(arch, count) for count in sm_counts]
     return [*found, dataclasses.replace(found[-1], resident_pairs=found[-1].resident_pairs - 4)]
+
+
+def plans_at(registry: Registry, arch: str, counts: Iterable[int]) -> Iterator[Plan]:
+    """Every request of these token counts."""
+    target = registry.model.target(arch)
+    assert target is not None
+    each = itertools.product(counts, devices(arch, target.sm_counts), target.tp_degrees, REQUESTS)
+    for tokens, device, tp, (stage, partials) in each:
+        yield plan_route(registry.model, stage=stage, tp=tp, tokens=tokens, partials=partials, device=device)
 
 
 def record_fields(record: LaunchRecord) -> dict[str, object]:
@@ -38,27 +46,52 @@ def record_fields(record: LaunchRecord) -> dict[str, object]:
     return {name: value for name, value in values.items() if name not in ("block", "cluster")}
 
 
+def check_plans(registry: Registry, plans: Iterable[Plan]) -> set[str]:
+    """Hold each field of each plan's launches to the record of its program; the keys."""
+    checked: dict[tuple[object, ...], None] = {}
+    for plan in plans:
+        # what a plan says of a launch follows from these
+        facts = (plan.launches, plan.device.max_dynamic_smem_bytes)
+        if facts in checked:
+            continue
+        checked[facts] = None
+        for said in plan_literal(plan, plan.partials)["launches"]:
+            program = registry.program(said["key"])
+            expected = record_fields(program.launch)
+            assert {name: said[name] for name in expected} == expected, plan
+            assert said["dynamic_smem_bytes"] <= plan.device.max_dynamic_smem_bytes
+            # what a launch is given beside its operands are parameters that the program takes
+            taken = {name for kind, name in program.arg_plan if kind == "parameter"}
+            assert set(said["parameters"]) | set(said["overlapping"] or {}) <= taken
+            assert plan.device.arch in program.arches, (plan, "a request reaches a program of another architecture")
+    return {launch.key for launches, _ in checked for launch in launches}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_every_distinct_plan_equals_its_launch_records(export: str) -> None:
+    """Over every token count, TP degree, architecture and SM count: the plans that have other keys than their
+    neighbours. They launch every program of the registry.
+    """
+    registry = load_registry(export)
+    assert check_plans(registry, reached_plans(registry.model)) == set(registry.kernels)
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("export", EXPORTS)
-def test_plan_equals_the_launch_record(export: str, arch: str) -> None:
+def test_plans_of_token_counts_anywhere_equal_their_launch_records(export: str, arch: str) -> None:
+    """Not only where a walk over plans looks, and on a device with fewer pairs than its SMs allow."""
     registry = load_registry(export)
-    target = registry.model.target(arch)
-    assert target is not None
-    seen = set()
-    for device in devices(arch, target.sm_counts):
-        for tp in target.tp_degrees:
-            for tokens in token_counts(export, arch):
-                for stage, partials in (("front", 1), ("tail", 1), ("tail", 2)):
-                    request = {"stage": stage, "tp": tp, "tokens": tokens, "partials": partials}
-                    plan = plan_route(registry.model, device=device, **request)  # type: ignore[arg-type]
-                    for said, launch in zip(plan_literal(plan, partials)["launches"], plan.launches, strict=True):
-                        program = registry.program(said["key"])
-                        expected = record_fields(program.launch)
-                        assert {name: said[name] for name in expected} == expected, (device, request)
-                        assert said["dynamic_smem_bytes"] <= device.max_dynamic_smem_bytes
-                        # what a launch is given beside its operands are parameters that the program takes
-                        taken = {name for kind, name in program.arg_plan if kind == "parameter"}
-                        assert set(said["parameters"]) | set(said["overlapping"] or {}) <= taken
-                        seen.add(launch.key)
+    model = registry.model
+    decode = range(1, family_of(arch).decode(model).max_tokens + 1, DECODE_STRIDE)
+    between = range(1, model.max_tokens + 1, STRIDE)
+    keys = check_plans(registry, plans_at(registry, arch, sorted({*decode, *between, model.max_tokens})))
     served = {key for key in registry.kernels if arch in registry.program(key).arches}
-    assert len(seen) > 0.7 * len(served), "the sweep reaches most programs"
+    assert len(keys) > 0.5 * len(served), "the counts reach most programs"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("export", EXPORTS)
+def test_plans_of_all_token_counts_equal_their_launch_records(export: str, arch: str) -> None:
+    registry = load_registry(export)
+    check_plans(registry, plans_at(registry, arch, range(1, registry.model.max_tokens + 1)))
