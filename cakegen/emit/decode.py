@@ -159,7 +159,7 @@ def _summary(form: DecodeForm) -> str:
         norm += ", rows staged" if form.staged_rows else ""
     return (
         f"{form.stage} decode, up to {form.n_pad} tokens: {split}, "
-        f"{form.num_stages} stages of {form.chunks_per_stage} chunk(s){norm}"
+        f"{form.num_stages} stages of {form.chunks_per_stage} chunk{'s' * (form.chunks_per_stage > 1)}{norm}"
     )
 
 
@@ -168,18 +168,24 @@ def _thread_constants(form: DecodeForm, warps: WarpRoles) -> tuple[Constant, ...
         Constant("kNumThreads", warps.count * WARP_THREADS, warps.comment),
         Constant("kProducerWarp", warps.producer, "index of the producer warp"),
         Constant("kMmaBarrier", 1, f"named barrier of the {warps.finishers}"),
-        Constant("kClusterCtas", form.cluster_ctas, "CTAs that share a weight tile and split its K"),
+        Constant("kClusterCtas", form.cluster_ctas, _cluster_meaning(form)),
         Constant("kTileCtas", form.cluster_ctas * form.token_parts, "CTAs that work on one weight tile"),
     )
 
 
+def _cluster_meaning(form: DecodeForm) -> str:
+    return "CTAs that split the K of a weight tile" if form.cluster_ctas > 1 else "a CTA has all of a weight tile's K"
+
+
 def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
-    missing = "are cleared at the start" if FAMILIES[arch_family].clips_tokens else "arrive as zeros"
+    clips = FAMILIES[arch_family].clips_tokens
+    missing = "rows that no copy writes are cleared at the start" if clips else "those past num_tokens arrive as zeros"
+    shared = " (a shared tile: half gate, half up)" if form.stage == "front" else ""
     return (
-        Constant("kBlockM", form.block_m, "weight rows of a tile (a shared tile: half gate, half up)"),
+        Constant("kBlockM", form.block_m, f"weight rows of a tile{shared}"),
         Constant("kBlockK", BLOCK_K, "elements of a K chunk: one 128-byte swizzled row"),
         *_row_constants(form, arch_family),
-        Constant("kNPad", mma_tokens(form), f"tokens of the MMA; those past num_tokens {missing}"),
+        Constant("kNPad", mma_tokens(form), f"tokens of the MMA; {missing}"),
         Constant("kFinalTokens", final_tokens(form), "tokens that a CTA finishes"),
         Constant("kNumStages", form.num_stages, "ring stages"),
         Constant("kChunkABytes", a_chunk_bytes(form.block_m), "one K chunk of weights"),
@@ -190,16 +196,18 @@ def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
 def _row_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
     """Which weight rows a thread's two halves of a tile are."""
     half, warp = (form.block_m - 64, 16) if arch_family == "sm90" else (16, 32)
+    shared = "; a shared tile's are gate and up" if form.stage == "front" else ""
     return (
-        Constant("kHalfRows", half, "weight rows from a thread's first half of a tile to its second"),
+        Constant("kHalfRows", half, f"weight rows between a thread's halves{shared}"),
         Constant("kWarpRows", warp, "weight rows from a warp's to the next warp's, in a half"),
     )
 
 
 def _stage_constants(form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
+    pad = " and kPadBytes behind them" if a_pad_bytes(form.stage, form.block_m) else ""
     return (
         Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
-        Constant("kStageABytes", smem.a_stage_bytes, "weights of a stage"),
+        Constant("kStageABytes", smem.a_stage_bytes, f"weights of a stage{pad}"),
         Constant("kStageBBytes", smem.b_stage_bytes, "tokens of a stage"),
     )
 
@@ -211,7 +219,7 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
     weights = smem.a_stage_bytes - pad
     return (
         Constant("kStageWeightBytes", weights, "what stage_full expects of weights"),
-        Constant("kRank0Units", shares[0].k1_count, "ring units of rank 0, from K chunk 0 on"),
+        Constant("kRank0Units", shares[0].k1_count, f"ring units of {whose(form, 0)}, from K chunk 0 on"),
         *(Constant("kRank1Units", share.k1_count, "ring units of rank 1") for share in shares[1:]),
         Constant("kRouterTiles", form.router_tiles, "tiles of gate_weight"),
         Constant("kLatentTiles", form.latent_tiles, "tiles of down_weight"),
@@ -230,8 +238,14 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
 def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles, arch_family: str) -> tuple[Constant, ...]:
     shares = unit_shares(form)
     constants: tuple[Constant, ...] = (
-        *line_constants("shared-down and up units of rank 0", "RANK0_DOWN_UNITS", "RANK0_UP_UNITS"),
-        *line_constants("the same of rank 1", *("RANK1_DOWN_UNITS", "RANK1_UP_UNITS") * (len(shares) == 2)),
+        *(
+            constant
+            for rank in range(len(shares))
+            for constant in (
+                *line_constants(f"shared-down units of {whose(form, rank)}", f"RANK{rank}_DOWN_UNITS"),
+                *line_constants(f"up units of {whose(form, rank)}", f"RANK{rank}_UP_UNITS"),
+            )
+        ),
         Constant("kUpRagged", form.k1_ragged_cols != 0, "the latent slice ends inside its last chunk"),
         Constant("kOutCols", form.out_cols, "columns of out"),
         Constant("kFusedNorm", form.fused_norm, "the launch normalises the routed rows itself"),
@@ -244,7 +258,7 @@ def _tail_constants(model: Model, form: DecodeForm, warps: WarpRoles, arch_famil
     if not form.fused_norm:
         return constants
     if form.resident_b:
-        constants += line_constants("columns of this rank's latent slice", "UP_COLS")
+        constants += line_constants("columns of the own latent slice", "UP_COLS")
         columns = form.chunks_per_stage * BLOCK_K
         constants += (Constant("kUnitCols", columns, "columns of a unit"),)
     else:
@@ -264,7 +278,13 @@ def _ahead_of_y(form: DecodeForm, arch_family: str) -> Constant:
     issued the next unit, which needs y.
     """
     waits_for_next = arch_family == "sm90"
-    return Constant("kAheadOfY", form.num_stages - waits_for_next, "units of weights to load before y is awaited")
+    meaning = "units, from the first up one on, whose weights do not wait for y"
+    return Constant("kAheadOfY", form.num_stages - waits_for_next, meaning)
+
+
+def whose(form: DecodeForm, rank: int) -> str:
+    """Of whom a share of K is: of a rank, or of a tile that one CTA multiplies."""
+    return f"rank {rank}" if form.cluster_ctas > 1 else "a tile"
 
 
 def norm_constants(model: Model) -> tuple[Constant, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cakegen.emit.decode_tokens import has_two_sums
 from cakegen.emit.operands import results_of
 from cakegen.emit.pipeline import COUNTER, Barrier, Edge, Pipeline
 from cakegen.operands import TAIL
@@ -32,8 +33,12 @@ def _about(form: DecodeForm) -> str:
         tile = "The two CTAs of a tile of weight rows split the tokens, and each runs this alone"
     else:
         tile = "A CTA multiplies a tile of weight rows"
-    order = "" if form.stage == "front" else " K is the shared-down units, then the up units, into one accumulator."
-    return f"{tile}.{order}"
+    sums = "two sums, which are added at the end" if has_two_sums(form) else "one accumulator"
+    whose = "Each CTA's K" if form.cluster_ctas == 2 else "K"
+    if form.stage == "tail":
+        return f"{tile}. {whose} is the shared-down units, then the up units, into {sums}."
+    # a front's tile has one accumulator or two, by what its rows are
+    return f"{tile}. K goes into {sums}." if has_two_sums(form) else f"{tile}."
 
 
 def _ring(form: DecodeForm, warps: WarpRoles) -> Part:
@@ -47,10 +52,13 @@ def _ring(form: DecodeForm, warps: WarpRoles) -> Part:
     arrivals = FINISHING_WARPS if warps.multiplier == warps.finishers else 1
     full = Barrier("stage_full", form.num_stages, 1, "the producer's arrive.expect_tx; complete with the copies' bytes")
     empty = Barrier("stage_empty", form.num_stages, arrivals, freed)
-    return (full, empty), (
+    edges = [
         Edge("producer warp", f"weights, {tokens} by TMA", warps.multiplier, full.name),
         Edge(warps.multiplier, "a stage that is read", "producer warp", empty.name),
-    )
+    ]
+    if form.stagger_units:
+        edges.append(Edge("the ring's first copies", "that stage 0 has landed", "producer warp", full.name))
+    return (full, empty), tuple(edges)
 
 
 def _sums(warps: WarpRoles) -> Part:
@@ -95,14 +103,14 @@ def _norm(form: DecodeForm, warps: WarpRoles) -> Part:
         staged = "the producer's arrive.expect_tx of the norm weight and the routed rows"
         add(Barrier("rows_staged", 1, 1, staged), "producer warp", "routed rows, norm weight", normers)
     if form.issue_gate:
-        issued = "one lane of each warp that normalises, once its first row's loads are on their way"
+        issued = "one lane of each warp that normalises, once its first row's loads are issued, or it has none"
         add(Barrier("rows_issued", 1, warps.norm, issued), normers, "loads are issued", "producer warp")
     if form.resident_b:
-        resident = "one of their lanes, once all have written and fenced the resident operand"
+        resident = f"one lane of the {normers}, once all have written and fenced the resident operand"
         add(Barrier("y_resident", 1, 1, resident), normers, "y of the own up units, in shared memory", warps.multiplier)
     else:
         edges.append(Edge(normers, "y of rows cta, cta + grid, ...", "producer warps of all CTAs", f"{COUNTER}s[0]"))
-        arrived = "one of their lanes, once this CTA has arrived at the counter"
+        arrived = f"one lane of the {normers}, once this CTA has arrived at the counter"
         add(Barrier("rows_arrived", 1, 1, arrived), normers, "the CTA's arrival", "producer warp")
     return tuple(barriers), tuple(edges)
 

@@ -40,8 +40,9 @@ def hopper_gemm_pipeline(form: GemmForm) -> Pipeline:
     edges += _segments("MMA warpgroup", form)
     rows = (
         "A pair of CTAs owns a tile of 256 x kBlockN: each its 128 token rows, both the same weight rows, of which each"
-        " loads half for both. A lone last row tile is 128 x 2 kBlockN: each its weight rows, both the same tokens, of "
-        "which each loads every other K block for both."
+        " loads half for both. A lone last row tile is taken two columns at a time, 128 x 2 kBlockN: each CTA its "
+        "weight rows, both the same tokens, of which each loads every other K block for both. Of an uneven number of "
+        "columns the last is a pair's, as elsewhere."
     )
     about = f"{rows} {_order(form)}Persistent: cluster c runs items c, c + clusters, ..."
     return Pipeline(about, (*barriers,), (*edges,))
@@ -99,8 +100,8 @@ def blackwell_gemm_pipeline(form: GemmForm) -> Pipeline:
 
 def _segments(finisher: str, form: GemmForm) -> list[Edge]:
     return [
-        Edge(f"{finisher}, cut tile", "fp32 partials", "the tile's last segment", f"{COUNTER}s"),
-        Edge(f"{finisher}, the last", "the tile's rows", results_of(form.stage)),
+        Edge(f"{finisher}, cut tile", "fp32 partials", "the tile's last to come", f"{COUNTER}s"),
+        Edge(f"{finisher}, the last", "its rows of the tile", results_of(form.stage)),
     ]
 
 

@@ -88,11 +88,17 @@ def _pair_constants(raster_m_tiles: int, form: GemmForm) -> tuple[Constant, ...]
         Constant("kBlockN", form.block_n, "weight rows of a pair tile"),
         Constant("kBlockK", BLOCK_K, "elements of a K block: one 128-byte swizzled row"),
         Constant("kTileGroups", form.tile_groups, "MMA warpgroups that share a tile; 1: they take turns"),
-        Constant("kGroupBlocks", MMA_WARPGROUPS // form.tile_groups, "blocks of 64 rows of a warpgroup's tile"),
+        Constant(
+            "kGroupBlocks", MMA_WARPGROUPS // form.tile_groups, "blocks of 64 rows that a warpgroup has of a tile"
+        ),
         Constant("kNumStages", form.num_stages, "ring stages"),
         Constant("kStageABytes", a_bytes, "token rows of a stage"),
-        Constant("kHalfBBytes", b_bytes // PAIR_CTAS, "weight rows that one CTA loads for both"),
-        Constant("kStageBytes", a_bytes + b_bytes, "what stage_full expects: tokens and both halves of the weights"),
+        Constant("kHalfBBytes", b_bytes // PAIR_CTAS, "half of a stage's weight rows"),
+        Constant(
+            "kStageBytes",
+            a_bytes + b_bytes,
+            "what stage_full expects; kStageABytes less without tokens",
+        ),
         Constant("kRasterPairRows", raster_m_tiles // PAIR_CTAS, "pair rows of a raster group"),
     )
 

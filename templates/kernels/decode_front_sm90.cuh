@@ -31,7 +31,7 @@ __device__ __forceinline__ Fragment fragment_of(const Tile& tile) {
 }
 
 // The MMA warpgroup: adds the next `units` units. A stage is free once the wgmmas of the next one are issued and at
-// most that one group is unfinished. The last one is freed where another sum follows.
+// most that one group is unfinished. The last one is freed where the tokens are split: another sum may follow.
 template <class Cfg>
 __device__ __forceinline__ void accumulate(
     Accumulators<Cfg>& acc, Ring<Cfg>& ring, u32 units, const Tile& tile, const Fragment& at, u32 smem,

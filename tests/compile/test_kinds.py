@@ -13,24 +13,14 @@ from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from program_kinds import kind_of
 
 from cakegen import paths
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.compile.nvrtc import load_nvrtc
-from cakegen.registry import Program, Registry, load_registry
+from cakegen.registry import Registry, load_registry
 
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
-# members of `struct Cfg` that are counts, and of which code asks whether they are 1
-SWITCHES = ("kClusterCtas", "kTileCtas", "kTokenParts", "kTileGroups", "kGroupBlocks", "kStaggerUnits")
-
-
-def kind_of(registry: Registry, program: Program) -> Hashable:
-    """Role, targets, every flag and switch, the barriers' names, and the call with its operands."""
-    text = registry.read(program.kernel_source)
-    flags = re.findall(r"^    static constexpr bool (\w+ = \w+);", text, re.MULTILINE)
-    counts = re.findall(rf"^    static constexpr int ((?:{'|'.join(SWITCHES)}) = \d+);", text, re.MULTILINE)
-    call = text[text.index(") {\n") :]
-    return program.role, program.arches, *flags, *counts, *(name for name, *_ in program.barriers), call
 
 
 @functools.cache
