@@ -191,7 +191,7 @@ def _read_toml(text: bytes, folder: Path, name: str) -> str:
 
 
 def _toml(file: Path) -> bytes:
-    """A file of the small model, for one TP degree and one part of each architecture: all plans are made at a reading."""
+    """A file of the small model, for one TP degree and one part: all plans are made at each reading."""
     text = re.sub(rb"tp_degrees = .*", b"tp_degrees = [8]", file.read_bytes())
     text = re.sub(rb"sm_counts = .*", b"sm_counts = [10]", text)
     return re.sub(rb"max_partials = .*", b"max_partials = 4", text)

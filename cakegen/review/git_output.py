@@ -17,7 +17,7 @@ _HEAD = re.compile(rb"[0-9a-f]{40,64} \w{1,16} (\d{1,18})")
 
 @dataclass(frozen=True)
 class GitFile:
-    """One file of a commit: its mode (octal digits), the object that holds it, its size, and its path from the folder."""
+    """One file of a commit: its mode in octal digits, its object, its size, and its path from the folder."""
 
     mode: str
     object_id: str
@@ -68,8 +68,8 @@ def parse_objects(stream: bytes, names: Sequence[str]) -> list[bytes]:
         start, size = end + 1, int(head[1])
         if len(stream) <= start + size:
             raise ReviewError(
-                f"git cat-file: object {name} has {size} bytes, and {len(stream) - start} came; the clone is damaged, or "
-                "git was stopped. Run `git fsck`"
+                f"git cat-file: object {name} has {size} bytes, and {len(stream) - start} came; the clone is damaged,"
+                " or git was stopped. Run `git fsck`"
             )
         contents.append(stream[start : start + size])
         at = start + size + 1

@@ -203,7 +203,7 @@ def _git(folder: Path, *arguments: str, given: bytes | None = None) -> bytes:
     except OSError as error:
         raise ReviewError(f"git can't be run ({error.strerror}); `cakegen diff` reads the base from it") from None
     except ValueError as error:
-        raise ReviewError(f"{error} in {ascii(arguments[-1][:80])}, which is no name that git could take") from None
+        raise ReviewError(f"{error} in {arguments[-1][:80]!a}, which is no name that git could take") from None
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise ReviewError(f"{folder}: git {arguments[0]} failed: {said}")
