@@ -6,11 +6,14 @@ A mutation is named by its format and number, so that one that failed can be mad
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
+import os
 import random
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from compile_sources import PLAIN_REQUEST
+from models import tiny_model
+from review_trees import small_programs, write_small_tree
 
 from cakegen import paths
 from cakegen.cli.emulate_files import BAD_INPUT, FileRequest, run_files
@@ -31,6 +36,10 @@ from cakegen.compile.program import compiler_version
 from cakegen.emulator import Options
 from cakegen.emulator.launches.arrays import read_array
 from cakegen.errors import CakeError
+from cakegen.model import to_literal
+from cakegen.registry import REGISTRY_FILE, SHARED_FILE, SHARED_FOLDER, _load, load_registry
+from cakegen.review.git_output import parse_listing, parse_objects
+from cakegen.review.trees import read_trees, resolve_revision
 from cakegen.spec import parse_export
 
 TESTS = Path(__file__).parent
@@ -39,6 +48,7 @@ EXAMPLES = TESTS.parent / "examples" / "emulate"
 INSTRUCTIONS = 20_000
 """After so many a mutated kernel counts as one that never ends."""
 TAKEN, REFUSED = "taken", "refused"
+_MOST_REPEATED_BYTES = 1 << 16
 _TOKEN = re.compile(rb"[\w.%$]+|\S")
 _ODD = (b"0", b"-1", b"1", b"2", b"3", b"255", b"65536", b"4294967296", b"99999999999", b"9" * 25, b"9" * 5000)
 _ODD += (b"", b"{", b"}", b"(", b")", b"[", b";", b",", b"\x00", b"\xff", b'"', b"_", b"%r9999", b"nan", b"1e999")
@@ -111,7 +121,8 @@ def _edit(text: bytearray, draw: random.Random) -> None:
     elif kind == 2:
         del text[start:end]
     elif kind == 3:
-        text[start:start] = token.group() * draw.choice((1, 1, 3, 2000))
+        # a token that was repeated may be drawn again
+        text[start:start] = (token.group() * draw.choice((1, 1, 3, 2000)))[:_MOST_REPEATED_BYTES]
     elif kind == 4:
         text[start] ^= 1 << draw.randrange(8)
     elif kind == 5:
@@ -175,8 +186,57 @@ def _read_npy(text: bytes, folder: Path) -> str:
 def _read_toml(text: bytes, folder: Path, name: str) -> str:
     """One of the small model's three files; the others are whole."""
     for file in EXPORT.glob("*.toml"):
-        (folder / file.name).write_bytes(text if file.name == name else file.read_bytes())
+        (folder / file.name).write_bytes(text if file.name == name else _toml(file))
     return _ours(lambda: parse_export(folder / "export.toml"))
+
+
+def _toml(file: Path) -> bytes:
+    """A file of the small model, for one TP degree and one part: all plans are made at each reading."""
+    text = re.sub(rb"tp_degrees = .*", b"tp_degrees = [8]", file.read_bytes())
+    text = re.sub(rb"sm_counts = .*", b"sm_counts = [10]", text)
+    return re.sub(rb"max_partials = .*", b"max_partials = 4", text)
+
+
+def _read_registry(text: bytes, folder: Path, name: str) -> str:
+    """A small tree's registry, or the table of its headers; the other is whole. `diff` reads it, too."""
+    for file, whole in _tree_texts().items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(text if file == name else whole)
+    _load.cache_clear()
+    outcomes = {_ours(lambda: load_registry(folder / "small")), _ours(lambda: read_trees(folder) or None)}
+    return TAKEN if TAKEN in outcomes else REFUSED
+
+
+@functools.cache
+def _tree_texts() -> dict[str, bytes]:
+    """A tree of two programs by file, read once."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_small_tree(Path(folder), small_programs()[:2], model=to_literal(tiny_model()))
+        files = [file for file in Path(folder).rglob("*") if file.is_file()]
+        return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@functools.cache
+def _repository() -> Path:
+    """A repository with one commit, for as long as the process lives."""
+    folder = Path(_REPOSITORY.name)
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}
+    identity = ("-c", "user.name=page", "-c", "user.email=page")
+    for words in (("init", "-qb", "main"), (*identity, "commit", "-q", "--allow-empty", "-m", "x"), ("tag", "v1.0")):
+        subprocess.run(["git", "-C", str(folder), *words], check=True, env=environment)
+    return folder
+
+
+def _read_git_name(text: bytes, folder: Path) -> str:
+    return _ours(lambda: resolve_revision(_repository(), os.fsdecode(text)))
+
+
+def _read_git_listing(text: bytes, folder: Path) -> str:
+    return _ours(lambda: parse_listing(text, "x") or None)
+
+
+def _read_git_objects(text: bytes, folder: Path) -> str:
+    return _ours(lambda: parse_objects(text, ["a", "b", "c"]))
 
 
 def _read_entry(text: bytes, folder: Path) -> str:
@@ -202,16 +262,29 @@ def _whole_manifest() -> bytes:
 
 
 EXPORT = paths.exports_root() / "tiny_latent_moe"
+_REPOSITORY = tempfile.TemporaryDirectory()
+_REGISTRY, _HEADERS = f"small/{REGISTRY_FILE}", f"{SHARED_FOLDER}/{SHARED_FILE}"
+_OBJECT = b"ce013625030ba8dba906f756967f9e9ca394464a"
+_LISTING = b"".join(
+    b"100644 blob %b %7d\t%b\0" % (_OBJECT, size, path)
+    for size, path in ((12, b"small/cake_jit.py"), (900, b"small/x_kernel.cu"), (0, b"shared/headers.json"))
+)
+_LISTING += b"160000 commit %b       -\tsmall/module\0" % _OBJECT
 FORMATS: dict[str, Format] = {
     "ptx": Format(
         [(EXAMPLES / "tile.ptx").read_bytes(), *(file.read_bytes() for file in sorted(CORPUS.glob("*.ptx")))], _read_ptx
     ),
     "launch": Format([(EXAMPLES / "tile.json").read_bytes(), (CORPUS / "many.json").read_bytes()], _read_launch),
     "npy": Format([file.read_bytes() for file in sorted(EXAMPLES.glob("*.npy"))], _read_npy),
-    "export": Format([(EXPORT / "export.toml").read_bytes()], partial(_read_toml, name="export.toml")),
-    "rules": Format([(EXPORT / "hopper.toml").read_bytes()], partial(_read_toml, name="hopper.toml")),
+    "export": Format([_toml(EXPORT / "export.toml")], partial(_read_toml, name="export.toml")),
+    "rules": Format([_toml(EXPORT / "hopper.toml")], partial(_read_toml, name="hopper.toml")),
     "cache entry": Format([_whole_entry()], _read_entry),
     "manifest": Format([_whole_manifest()], _read_manifest),
+    "registry": Format([_tree_texts()[_REGISTRY]], partial(_read_registry, name=_REGISTRY)),
+    "header table": Format([_tree_texts()[_HEADERS]], partial(_read_registry, name=_HEADERS)),
+    "git name": Format([b"main", b"HEAD", b"v1.0", b"HEAD^{commit}", b"HEAD@{0}", b":/x"], _read_git_name),
+    "git listing": Format([_LISTING], _read_git_listing),
+    "git objects": Format([b"".join(b"%b blob 7\nint x;\n\n" % _OBJECT for _ in range(3))], _read_git_objects),
 }
 
 

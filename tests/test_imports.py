@@ -22,6 +22,7 @@ ALLOWED = {
     "visible": set(),
     "renamed_keys": set(),
     "arch": LEAVES,
+    "known_faults": {"arch"},
     "rules": set(),
     "model": LEAVES | {"arch", "rules"},
     "program_record": set(),
@@ -32,11 +33,11 @@ ALLOWED = {
     "plan": LEAVES | {"arch", "model", "rules"},
     "compile": LEAVES | {"arch", "paths", "registry", "__init__"},
     "spec": LEAVES | {"arch", "model", "paths", "plan", "rules"},
-    "emit": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules"},
-    "runtime": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "compile"},
+    "emit": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "rules"},
+    "runtime": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules", "compile", "runtime"},
     "review": LEAVES | {"compile", "registry", "renamed_keys"},
-    "doctor": LEAVES | {"arch", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
+    "doctor": LEAVES | {"arch", "known_faults", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
     "bench": LEAVES
     | {"arch", "measured", "model", "operands", "paths", "plan", "registry", "rules"}
     | {"compile", "emit", "runtime", "__init__"},

@@ -1,7 +1,7 @@
 """Runs every situation of `tests/situations/` and counts: `python tests/try_situations.py [--write]`.
 
 Prints a line for each that fails, and the figures by kind; `--write` puts them into `docs/what-goes-wrong.md`. A new
-kind is a new file there; a new situation is a name and a function in its file.
+kind is a new file there, and a new situation a name and a function in its file; or a row of `TESTS`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import importlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "what-goes-wrong.md"
@@ -27,8 +29,6 @@ def kinds() -> dict[str, dict[str, Situation]]:
 
 def attempt(situation: Situation) -> str:
     """What went wrong with a situation, in a line; empty where it was survived."""
-    import pytest
-
     from cakegen.compile import cache
 
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
@@ -40,6 +40,41 @@ def attempt(situation: Situation) -> str:
         except (Exception, pytest.fail.Exception) as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
+
+
+# What needs a device's stand-in, threads or forks is tried by tests; each of their cases is a situation.
+TESTS = {
+    "operands that move": ("runtime/test_rebind.py", "runtime/test_validate.py"),
+    "malformed files": ("emulator/test_malformed.py", "fuzz/test_fuzz_mutations.py", "spec/test_export_files.py"),
+    "giving back": ("runtime/test_release.py", "runtime/test_guard.py"),
+    "legal layouts": ("emulator/test_layouts.py",),
+    "faults of drivers": ("test_known_faults.py",),
+}
+
+
+class _Outcomes:
+    """Counts a run's cases: each that ran, and each that passed."""
+
+    def __init__(self) -> None:
+        self.tried = self.survived = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A phase of a case has ended."""
+        if report.when == "call" and not report.skipped:
+            self.tried += 1
+            self.survived += report.passed
+        elif report.failed:
+            self.tried += 1
+
+
+def attempt_tests(files: Sequence[str]) -> tuple[int, int]:
+    """(cases that ran, cases that passed) of some files of tests, without those that are `long` or need a GPU."""
+    outcomes = _Outcomes()
+    paths = [str(ROOT / "tests" / file) for file in files]
+    pytest.main(
+        ["-q", "--no-header", "-m", "not long and not gpu", "-p", "no:cacheprovider", *paths], plugins=[outcomes]
+    )
+    return outcomes.tried, outcomes.survived
 
 
 def figures(counts: dict[str, tuple[int, int]]) -> Iterator[str]:
@@ -60,6 +95,8 @@ def main() -> int:
         counts[kind] = (len(found), len(found) - len(faults))
         for name, fault in faults.items():
             sys.stdout.write(f"FAILED {kind}: {name}: {fault}\n")
+    for kind, files in TESTS.items():
+        counts[kind] = attempt_tests(files)
     table = "".join(figures(counts))
     sys.stdout.write(table)
     if "--write" in sys.argv[1:]:

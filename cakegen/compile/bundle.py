@@ -338,7 +338,11 @@ def _line(values: dict[str, Any]) -> BundledProgram:
     words = (str(values["program"]), str(values["arch"]), str(values["compiler"]))
     if _SHA256.fullmatch(values["sha256"]) is None:
         raise ValueError(f"sha256 must be 64 hex digits, not {values['sha256']!r}")
-    return BundledProgram(*words, keys, values["sha256"], int(values["size_bytes"]))
+    size = values["size_bytes"]
+    if type(size) is not int or size < 0:
+        # JSON as Python reads it knows Infinity, and 1e9999
+        raise ValueError(f"size_bytes must be a whole number, not {size!r}")
+    return BundledProgram(*words, keys, values["sha256"], size)
 
 
 def find_bundle(export: str, named: str | os.PathLike[str] | None = None) -> Bundle | None:

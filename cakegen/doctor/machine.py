@@ -19,9 +19,9 @@ from cakegen.compile.inventory import list_files, read_entries
 from cakegen.compile.nvrtc import NVRTC_PATH_VARIABLE, load_nvrtc
 from cakegen.doctor.finding import ABSENT, OK, PROBLEM, Finding
 from cakegen.errors import CakeError, CompileError, LaunchError
+from cakegen.known_faults import KNOWN_FAULTS
 from cakegen.registry import Registry, load_registry
 from cakegen.runtime import driver
-from cakegen.runtime.known_faults import KNOWN_FAULTS
 
 SETTINGS = (
     BUNDLE_VARIABLE,

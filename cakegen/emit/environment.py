@@ -17,6 +17,7 @@ from jinja2.ext import Extension
 
 from cakegen.emit.filters import FILTERS, CppText
 from cakegen.errors import EmitError
+from cakegen.known_faults import small_map_facts
 
 _COMMENT_LINE = re.compile(r"^[ \t]*//#(.*)$", re.MULTILINE)
 # Jinja's statement lines take all blank lines below along
@@ -123,6 +124,7 @@ def template_environment(root: Path) -> jinja2.Environment:
     environment.filters.pop("random", None)
     environment.globals.pop("lipsum", None)
     environment.filters.update(FILTERS)
+    environment.globals["small_map"] = small_map_facts()
     return environment
 
 

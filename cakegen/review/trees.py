@@ -26,9 +26,9 @@ from cakegen.registry import (
     parse_shared_table,
     parse_tables,
 )
+from cakegen.review.git_output import parse_listing, parse_objects
 from cakegen.review.whole_records import parse_whole_records
 
-_BLOB = "blob"
 # git-ls-tree: the mode of a symbolic link, whose object holds the name that it leads to
 _LINK_MODE = "120000"
 _MOST_TREES_BYTES = 256 * 2**20
@@ -172,19 +172,12 @@ def read_revision(folder: Path, revision: Revision) -> dict[str, Tree]:
     """
     folder = folder.resolve()
     listing = _git(folder, "ls-tree", "-r", "-l", "-z", revision.commit, ".")
-    entries = [line.split("\t", 1) for line in os.fsdecode(listing).split("\0") if line]
-    blobs = []
-    total_bytes = 0
-    for facts, name in entries:
-        mode, kind, sha, size = facts.split()
-        if kind != _BLOB or name.startswith("."):
-            continue
-        _check_blob(f"{revision.label}: {name}", mode, int(size))
-        total_bytes += int(size)
-        blobs.append((sha, name))
-    _check_total(total_bytes, revision.label)
-    contents = _read_blobs(folder, [sha for sha, _ in blobs])
-    return _trees({name: content for (_, name), content in zip(blobs, contents, strict=True)}, revision.label)
+    files = [file for file in parse_listing(listing, revision.label) if not file.path.startswith(".")]
+    for file in files:
+        _check_blob(f"{revision.label}: {file.path}", file.mode, file.num_bytes)
+    _check_total(sum(file.num_bytes for file in files), revision.label)
+    contents = _read_blobs(folder, [file.object_id for file in files])
+    return _trees({file.path: content for file, content in zip(files, contents, strict=True)}, revision.label)
 
 
 def _check_blob(where: str, mode: str, size_bytes: int) -> None:
@@ -201,16 +194,7 @@ def _read_blobs(folder: Path, names: Sequence[str]) -> list[bytes]:
     if not names:
         return []
     stream = _git(folder, "cat-file", "--batch", given="".join(f"{name}\n" for name in names).encode())
-    contents, at = [], 0
-    for name in names:
-        head = stream[at : stream.index(b"\n", at)]
-        words = head.split()
-        if len(words) != 3:
-            raise ReviewError(f"git cat-file: object {name} can't be read ({head.decode(errors='replace')!r})")
-        start, size = at + len(head) + 1, int(words[2])
-        contents.append(stream[start : start + size])
-        at = start + size + 1
-    return contents
+    return parse_objects(stream, names)
 
 
 def _git(folder: Path, *arguments: str, given: bytes | None = None) -> bytes:
@@ -218,6 +202,8 @@ def _git(folder: Path, *arguments: str, given: bytes | None = None) -> bytes:
         done = subprocess.run(["git", "-C", str(folder), *arguments], input=given, capture_output=True)
     except OSError as error:
         raise ReviewError(f"git can't be run ({error.strerror}); `cakegen diff` reads the base from it") from None
+    except ValueError as error:
+        raise ReviewError(f"{error} in {arguments[-1][:80]!a}, which is no name that git could take") from None
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise ReviewError(f"{folder}: git {arguments[0]} failed: {said}")

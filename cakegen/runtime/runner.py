@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cakegen.errors import LaunchError
+from cakegen.known_faults import clears_small_maps
 from cakegen.operands import STAGES
 from cakegen.plan import control_words, partials_elems
 from cakegen.plan.records import Launch, Plan
@@ -22,7 +23,6 @@ from cakegen.runtime import driver, streams
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
 from cakegen.runtime.control import ControlWords, DeviceControl, describe_wait_record, opened_control
 from cakegen.runtime.device import Device
-from cakegen.runtime.known_faults import clears_small_maps
 from cakegen.runtime.prepared import Outputs, Runner
 from cakegen.runtime.programs import LoadedProgram
 from cakegen.runtime.tensor_map import encode_tensor_map

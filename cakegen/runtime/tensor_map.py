@@ -9,10 +9,10 @@ import ctypes
 from dataclasses import dataclass
 
 from cakegen.errors import LaunchError
+from cakegen.known_faults import SMALL_MAP_BYTES, cleared
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.registry import TensorMapEntry
 from cakegen.runtime import driver
-from cakegen.runtime.known_faults import SMALL_MAP_BYTES, cleared
 
 MAX_BOX = 256
 MAX_DIM = 2**32

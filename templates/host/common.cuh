@@ -2,6 +2,8 @@
 // The host half's shared parts: checks, tensor maps and launches, for C++ and TVM-FFI consumers. The Python runtime
 // does the same from the registry and does not need this file.
 
+#include "host/small_maps.cuh"
+
 #include <cuda.h>  // nvcc includes the runtime API by itself
 
 #include <algorithm>
@@ -85,6 +87,14 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder(const char* program)
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
+inline bool has_the_fault_of_small_maps(int device, const char* program) {
+    int version = 0;
+    int major = 0;
+    check(cudaDriverGetVersion(&version), "cudaDriverGetVersion", program);
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute", program);
+    return driver_has_the_fault(version, major);
+}
+
 // A row-major [rows, cols] bf16 matrix with a row pitch, as a rank-3 map with the 128-byte swizzle and zeros out of
 // bounds. chunks: dims (64, rows, cols / 64); else dims (cols, rows, 1), whose boxes may run over the last column.
 struct View {
@@ -106,9 +116,9 @@ inline CUtensorMap encode_map(const TensorView& tensor, int device, const View& 
         << where << " has a row pitch of " << pitch_bytes << " bytes; a tensor map needs a multiple of 16";
     TVM_FFI_CHECK(!view.chunks || cols % view.box_cols == 0, ValueError)
         << where << " has " << cols << " columns; this program needs a multiple of " << view.box_cols;
-    const cuuint64_t dims[3] = {
+    const uint64_t dims[3] = {
         view.chunks ? view.box_cols : cols, rows, view.chunks ? cols / view.box_cols : 1};
-    const cuuint64_t strides[2] = {pitch_bytes, view.chunks ? view.box_cols * 2 : pitch_bytes * rows};
+    const uint64_t strides[2] = {pitch_bytes, view.chunks ? view.box_cols * 2 : pitch_bytes * rows};
     const cuuint32_t box[3] = {view.box_cols, view.box_rows, view.box_chunks};
     const cuuint32_t element_strides[3] = {1, 1, 1};
     CUtensorMap map;
@@ -120,6 +130,9 @@ inline CUtensorMap encode_map(const TensorView& tensor, int device, const View& 
         << where << ": cuTensorMapEncodeTiled failed with CUresult " << static_cast<int>(status) << " for [" << rows
         << ", " << cols << "], pitch " << pitch_bytes << " bytes, box ("
         << box[0] << ", " << box[1] << ", " << box[2] << ")";
+    if (is_small_and_loose(3, dims, strides, 2) && has_the_fault_of_small_maps(device, expected.program)) {
+        map.opaque[1] = without_the_faulty_bit(map.opaque[1]);
+    }
     return map;
 }
 

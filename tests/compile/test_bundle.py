@@ -116,6 +116,14 @@ def test_missing_file_is_named(folder: Path) -> None:
             r"damaged .ValueError: sha256 must be 64 hex digits, not '\.\./notes'",
         ),
         ("[" * 100_000, "not a bundle's manifest"),
+        *(
+            (
+                '{"schema": 3, "export": "a", "compiler": "b", "programs": {"x": {"keys": [], "program": "p",'
+                f' "arch": "sm_90a", "compiler": "c", "sha256": "{"0" * 64}", "size_bytes": {size}}}}}}}',
+                "damaged .ValueError: size_bytes must be a whole number, not",
+            )
+            for size in ("Infinity", "1e999", "NaN", "-1", "1.5", "true", '"7"')
+        ),
     ],
 )
 def test_damaged_manifest_is_refused(folder: Path, text: str, message: str) -> None:

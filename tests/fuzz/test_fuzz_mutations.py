@@ -36,7 +36,8 @@ def test_whole_texts_are_read(name: str, tmp_path: Path) -> None:
     """So that what a mutation meets is not a refusal of all."""
     outcomes = [FORMATS[name].read(text, tmp_path) for text in FORMATS[name].whole]
     assert TAKEN in outcomes
-    assert mutation(name, 1) == mutation(name, 1) != mutation(name, 2)
+    assert mutation(name, 1) == mutation(name, 1)
+    assert len({mutation(name, number) for number in range(20)}) > 5
 
 
 REFUSALS = {

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from cakegen import paths
 from cakegen.arch import ARCHITECTURES
-from cakegen.registry import TensorMapEntry
+from cakegen.known_faults import KNOWN_FAULTS, SMALL_MAP_BYTES, cleared, clears_small_maps
+from cakegen.registry import SHARED_FOLDER, TensorMapEntry
 from cakegen.runtime import driver
-from cakegen.runtime.known_faults import KNOWN_FAULTS, SMALL_MAP_BYTES, clears_small_maps
 from cakegen.runtime.tensor_map import TensorMap, encode_tensor_map, view_matrix
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parent
 PAGE = TESTS.parent / "docs" / "known-faults.md"
 ONES = 2**64 - 1
 
@@ -73,6 +76,53 @@ def test_bit_of_a_small_map_is_cleared_where_the_driver_has_the_fault(monkeypatc
         encode_tensor_map(record, base, clears_small=clears)
         words = (ctypes.c_uint64 * 16).from_address(base)
         assert list(words) == [ONES, second, *[ONES] * 14]
+
+
+HOST_TEST = """
+#include "cake_host_small_maps.cuh"
+#include <cstdio>
+#include <initializer_list>
+int main() {
+    using namespace cake_host;
+    %s
+    for (int version : {12080, 13010, 13030, 13039, 13040}) {
+        for (int major : {9, 10, 12}) std::printf("%%d", driver_has_the_fault(version, major));
+    }
+    std::printf(" %%llx\\n", static_cast<unsigned long long>(without_the_faulty_bit(~uint64_t{0})));
+}
+"""
+
+
+def test_binding_tells_the_same_maps_drivers_and_bit_as_the_runtime(tmp_path: Path) -> None:
+    """The host half's own function, run: both take their figures from one table."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    records = [chunks_of(rows, cols) for rows in (1, 9, 10, 18, 19, 40) for cols in (64, 3584, 7168)]
+    records.append(TensorMap("x", 1 << 20, (64, 8), (256,), (64, 8)))
+    calls = []
+    for record in records:
+        dims, strides = (", ".join(map(str, values)) for values in (record.dims, record.strides_bytes))
+        calls.append(
+            f"{{ const uint64_t d[] = {{{dims}}}; const uint64_t s[] = {{{strides}}};"
+            f' std::printf("%d", is_small_and_loose({len(record.dims)}, d, s, {record.element_bytes})); }}'
+        )
+    (tmp_path / "main.cpp").write_text(HOST_TEST % "\n    ".join(calls))
+    shared = paths.generated_root() / SHARED_FOLDER
+    command = [compiler, "-std=c++17", "-Wall", "-Werror", f"-I{shared}", "main.cpp", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.split()
+    small = [record.is_small_and_loose for record in records]
+    assert {True, False} == set(small)
+    versions = [(12, 8), (13, 1), (13, 3), (13, 3), (13, 4)]
+    faulty = [
+        clears_small_maps(
+            version, [name for name, arch in ARCHITECTURES.items() if arch.compute_capability[0] == major]
+        )
+        for version in versions
+        for major in (9, 10, 12)
+    ]
+    assert printed == ["".join(str(int(each)) for each in (*small, *faulty)), f"{cleared(ONES):x}"]
 
 
 def test_each_row_of_the_table_is_whole_and_its_test_is_there() -> None:

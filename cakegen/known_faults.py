@@ -64,11 +64,11 @@ SMALL_MAP = KnownFault(
     arches=_BLACKWELL,
     symptom="sporadic illegal memory accesses or MMU faults (XID 13) of copies through a tensor map whose allocation "
     "is smaller than 128 KiB and not dense",
-    remedy="bit 21 of the descriptor's second 64-bit word is cleared in such maps",
+    remedy="the runtime and the C++ binding clear bit 21 of the descriptor's second 64-bit word in such maps",
     handled=True,
     source="known issues of the data center driver 595.71.05; drivers up to CUDA 13.1 report their version so, "
     "forward-compatible ones of 13.2 and 13.3 have it too (Triton 11011)",
-    test="runtime/test_known_faults.py::test_bit_of_a_small_map_is_cleared_where_the_driver_has_the_fault",
+    test="test_known_faults.py::test_bit_of_a_small_map_is_cleared_where_the_driver_has_the_fault",
 )
 KNOWN_FAULTS = (
     SMALL_MAP,
@@ -100,7 +100,42 @@ KNOWN_FAULTS = (
 )
 
 SMALL_MAP_BYTES = 128 * 1024
-_FAULTY_BIT = 1 << 21
+_FAULTY_BIT = 21
+
+
+@dataclass(frozen=True)
+class SmallMapFacts:
+    """The fault of small tensor maps, as the host half's text takes it.
+
+    Parameters
+    ----------
+    last_major, last_minor
+        The last CUDA release whose driver has it.
+    fixed_version
+        The first number of `cuDriverGetVersion` (1000 * major + 10 * minor) that has it no more.
+    compute_major
+        Of the devices that can meet it.
+    kib
+        Allocations below so many KiB can.
+    bit
+        Of the descriptor's second 64-bit word.
+    """
+
+    last_major: int
+    last_minor: int
+    fixed_version: int
+    compute_major: int
+    kib: int
+    bit: int
+
+
+def small_map_facts() -> SmallMapFacts:
+    """The row of the table, and what `cleared` does."""
+    major, minor = SMALL_MAP.last
+    (compute_major,) = {ARCHITECTURES[name].compute_capability[0] for name in SMALL_MAP.arches}
+    return SmallMapFacts(
+        major, minor, 1000 * major + 10 * (minor + 1), compute_major, SMALL_MAP_BYTES >> 10, _FAULTY_BIT
+    )
 
 
 def clears_small_maps(driver_version: Version, arches: Collection[str]) -> bool:
@@ -110,4 +145,4 @@ def clears_small_maps(driver_version: Version, arches: Collection[str]) -> bool:
 
 def cleared(word: int) -> int:
     """The second 64-bit word of a descriptor without that bit."""
-    return word & ~_FAULTY_BIT
+    return word & ~(1 << _FAULTY_BIT)
