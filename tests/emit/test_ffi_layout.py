@@ -19,7 +19,7 @@ from cakegen.model import Model, from_literal
 from cakegen.registry import SHARED_FOLDER, load_registry
 
 TINY = "tiny_latent_moe"
-HOST_HEADERS = {"cake_host_common.cuh", "cake_host_entry.cuh"}
+HOST_HEADERS = {"cake_host_common.cuh", "cake_host_entry.cuh", "cake_host_small_maps.cuh"}
 
 
 def run(*arguments: str | Path) -> Result:
