@@ -72,7 +72,7 @@ def _blocks(review: Review, export: ExportReview) -> Iterator[tuple[int, str]]:
             (entry.status, _code(entry.key), remark(entry, _code), _fields_inline(entry.fields)) for entry in listed
         ]
         if folded:
-            rows.append(("changed", f"{len(folded)} more keys", "a preamble alone; named below its difference", ""))
+            rows.append(("changed", f"{len(folded)} more keys", "a header alone; named below its difference", ""))
         title = f"{_word(export.export)}: {counted(len(touched), 'key')}"
         yield _LISTING, _folded(title, _table(("", "key", "differs in", "decisions"), rows), len(rows) <= 20)
     costs = list(cost_rows(differing_costs(review.costs_of(export))))

@@ -11,7 +11,7 @@ from cakegen.review.cost import Cost, CostChange
 COST_COLUMNS = ("target", "registers", "spill bytes", "shared bytes", "instructions", "SASS bytes", "code", "keys")
 
 FOLDED_KEYS = 4
-"""From so many keys on that differ in nothing but a preamble, a list of keys counts them in one line."""
+"""From so many keys on that differ in nothing but a header, a list of keys counts them in one line."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def touched_keys(export: ExportReview) -> list[KeyReview]:
 
 
 def split_touched(export: ExportReview) -> tuple[list[KeyReview], list[KeyReview]]:
-    """The touched keys, less those that differ in a preamble alone; and those: each stands below its difference."""
+    """The touched keys, less those that differ in a header alone; and those: each stands below its difference."""
     touched = touched_keys(export)
-    alone = [entry for entry in touched if entry.status == "changed" and entry.parts == ("preamble",)]
+    alone = [entry for entry in touched if entry.status == "changed" and entry.parts == ("header",)]
     if len(alone) < FOLDED_KEYS:
         return touched, []
     return [entry for entry in touched if entry not in alone], alone

@@ -40,7 +40,7 @@ def _export_lines(review: Review, export: ExportReview) -> Iterator[str]:
         yield f"  {entry.status:8} {entry.key}{f'  ({note})' if note else ''}"
         yield from _field_lines(entry.fields, "    ")
     if folded:
-        yield f"  changed  {len(folded)} more keys  (a preamble alone; named below its difference)"
+        yield f"  changed  {len(folded)} more keys  (a header alone; named below its difference)"
     yield f"  {review.verdict(export)}"
     yield from (f"    {line}" for line in _table([COST_COLUMNS, *cost_rows(differing_costs(review.costs_of(export)))]))
     for cost in review.costs_of(export):
