@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -110,13 +109,14 @@ def select_jobs(
 
 
 def compile_with_progress(selected: Sequence[Job], jobs: int | None = None) -> list[Outcome]:
-    """Compile all of `selected`, with a progress bar on a terminal's stderr.
+    """Compile all of `selected`, with progress on stderr.
 
     Raises
     ------
     CompileError
         There is no compiler; what it refuses is an outcome.
     """
+    from cakegen.cli.progress import progress
     from cakegen.compile import compile_many, load_nvrtc
 
     load_nvrtc()
@@ -204,22 +204,3 @@ def _summary(compiled: Sequence[CompiledProgram], count: int) -> str:
         f"{len(compiled)} of {count} programs: {fresh} compiled, {len(compiled) - fresh} from the cache, "
         f"{count - len(compiled)} failed; {total_bytes} bytes; {load_nvrtc().label}"
     )
-
-
-@contextmanager
-def progress(total: int | None) -> Iterator[Any]:
-    """A function to call with the name of each finished program."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("compile"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)

@@ -52,7 +52,7 @@ def diff_command(
     from cakegen.review.trees import resolve_revision
 
     if style != "markdown":
-        refuse_ignored("is of --format markdown; the others show everything", "limit")
+        refuse_ignored("is of --format markdown; the others have no limit", "limit")
     if not compiled:
         refuse_ignored("is of a compilation, which --no-compile leaves out", "jobs")
     folder = _trees_folder(trees)
@@ -109,10 +109,11 @@ def _narrowed(compared: list[ExportReview], keys: tuple[str, ...]) -> list[Expor
 def _costs(
     compared: list[ExportReview], old: dict[str, Tree], new: dict[str, Tree], jobs: int | None
 ) -> dict[str, list[CostChange]]:
-    from cakegen.cli.compile import progress
-    from cakegen.review import measure_costs
+    from cakegen.cli.progress import progress
+    from cakegen.review import count_compilations, measure_costs
 
-    with progress(None) as advance:
+    total = sum(count_compilations(r, old.get(r.export), new.get(r.export)) for r in compared)
+    with progress(total) as advance:
         return {r.export: measure_costs(r, old.get(r.export), new.get(r.export), jobs, advance) for r in compared}
 
 

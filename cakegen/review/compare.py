@@ -75,11 +75,13 @@ class TextChange:
     part
         `kernel`, `binding` or `header`.
     title
-        File name of a header; else the part and the role.
+        File name of a header; else the part and the roles.
     before, after
         Lines, names taken out.
     keys
         Keys whose program has this difference (of a header: includes it).
+    roles
+        Of a kernel or a binding: what the programs do that have it.
     """
 
     part: str
@@ -87,10 +89,15 @@ class TextChange:
     before: tuple[str, ...]
     after: tuple[str, ...]
     keys: tuple[str, ...]
+    roles: tuple[str, ...] = ()
 
     def unified(self) -> list[str]:
         """The unified difference, without a file header."""
         return list(difflib.unified_diff(self.before, self.after, lineterm="", n=3))[2:]
+
+    def hunk_lines(self) -> tuple[str, ...]:
+        """The difference without its line numbers and its context: what makes two differences the same."""
+        return _hunk_lines(self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -286,15 +293,17 @@ def _text_changes(old: Tree, new: Tree, entries: Sequence[KeyReview]) -> Iterato
             before, after = text_of(old, entry.replaces or entry.key, part), text_of(new, entry.key, part)
             identity = seen.get((part, before, after))
             if identity is None:
-                identity = seen[part, before, after] = (part, entry.role, *_hunk_lines(before, after))
+                lines = _hunk_lines(before.splitlines(), after.splitlines())
+                identity = seen[part, before, after] = (part, str(bool(entry.fields)), *lines)
             groups.setdefault(identity, []).append((entry, before, after))
-    for (part, role, *_), members in groups.items():
+    for (part, *_), members in groups.items():
         _, before, after = members[0]
-        keys = [entry.key for entry, _, _ in members]
-        yield TextChange(part, f"{part}, {role}", tuple(before.splitlines()), tuple(after.splitlines()), tuple(keys))
+        served = tuple(entry.key for entry, _, _ in members)
+        roles = tuple(dict.fromkeys(entry.role for entry, _, _ in members))
+        sides = tuple(before.splitlines()), tuple(after.splitlines())
+        yield TextChange(part, f"{part}, {', '.join(roles)}", *sides, served, roles)
 
 
-def _hunk_lines(before: str, after: str) -> list[str]:
-    """A difference without its line numbers and its context: what makes two differences the same."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
-    return ["@@" if line.startswith("@@") else line for line in lines][2:]
+def _hunk_lines(before: Sequence[str], after: Sequence[str]) -> tuple[str, ...]:
+    lines = difflib.unified_diff(before, after, lineterm="", n=0)
+    return tuple(["@@" if line.startswith("@@") else line for line in lines][2:])
