@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -118,10 +119,13 @@ def worst_first(review: Review, exports: Sequence[ExportReview]) -> list[tuple[s
 
 
 def _rank(entry: CostChange) -> tuple[float, ...]:
-    """Lowest for what is worst: a failure; more spills, registers, instructions (of a hundred), shared memory."""
+    """Lowest for what is worst: a failure; more spills, registers, instructions (their ratio), shared memory.
+
+    What is new or gone has nothing to be compared with, and comes last.
+    """
     before, after = entry.before, entry.after
     if before is None or after is None:
-        return (not entry.failure, 0, 0, 0, 0)
+        return (not entry.failure, math.inf)
     return (
         not entry.failure,
         before.spill_bytes - after.spill_bytes,

@@ -117,6 +117,7 @@ def cost(registers: int, spill_bytes: int = 0) -> Cost:
 
 def test_costs_come_worst_first(trees: Path) -> None:
     entries = [
+        CostChange(("gone",), "sm_90a", cost(100), None),
         CostChange(("better",), "sm_90a", cost(100), cost(90)),
         CostChange(("same",), "sm_90a", cost(100), cost(100)),
         CostChange(("more",), "sm_90a", cost(100), cost(120)),
@@ -129,11 +130,12 @@ def test_costs_come_worst_first(trees: Path) -> None:
         "spills",
         "more",
         "better",
+        "gone",
     ]
     assert cost_summary(entries) == (
-        "5 programs; at worst registers 100 -> 120, +20.0 %; spill bytes 0 -> 8; instructions 200 -> 220, +10.0 %"
+        "6 programs; at worst registers 100 -> 120, +20.0 %; spill bytes 0 -> 8; instructions 200 -> 220, +10.0 %"
     )
-    assert cost_summary(entries[:1]) == "1 program; none takes more"
+    assert cost_summary(entries[1:2]) == "1 program; none takes more"
     text = render_text(review)
     assert text.index("at worst registers") < text.index(" spills\n") < text.index(" more\n")
 
