@@ -105,8 +105,8 @@ def _tile_faults(model: Model) -> Iterator[str]:
         if rows % BLOCK_M:
             yield (
                 f"model.{name} = {rows} is not a multiple of {BLOCK_M} ({rows} = {rows // BLOCK_M} * {BLOCK_M} + "
-                f"{rows % BLOCK_M}), the weight rows of a tile: they would not fill their last one. Use a multiple, such"
-                f" as {(rows // BLOCK_M + 1) * BLOCK_M}"
+                f"{rows % BLOCK_M}), the weight rows of a tile: they would not fill their last one. Use a multiple,"
+                f" such as {(rows // BLOCK_M + 1) * BLOCK_M}"
             )
 
 

@@ -16,6 +16,7 @@ from cakegen.registry import parse_tables
 from cakegen.review import compare_trees
 from cakegen.review import trees as trees_module
 from cakegen.review.compare import CHANGED
+from cakegen.review.git_output import parse_objects
 from cakegen.review.trees import read_revision, read_trees, resolve_revision
 
 RECORD = {"sources": ["b_kernel.cu"], "headers": [], **small_programs()[0].record()}
@@ -244,3 +245,11 @@ def test_name_that_is_no_utf8_is_read_alike(trees: Path) -> None:
         stream.write(b"x")
     commit_all(trees.parent, "strange")
     assert read_revision(trees, resolve_revision(trees, "HEAD")) == read_trees(trees)
+
+
+def test_output_of_git_that_ends_early_is_refused() -> None:
+    with pytest.raises(
+        ReviewError,
+        match=r"has 9 bytes, and 4 came; the clone is damaged, or git was stopped\. Run `git fsck`",
+    ):
+        parse_objects(b"0" * 40 + b" blob 9\nhalf", ["0" * 40])
