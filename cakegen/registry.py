@@ -29,6 +29,7 @@ each and what it includes, so that a header's edit changes no registry.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import typing
@@ -244,8 +245,12 @@ def load_registry(export_or_path: str | Path = "kimi_k3_latent_moe") -> Registry
 def _load(root: Path) -> Registry:
     file = root / REGISTRY_FILE
     if not file.is_file():
+        near = difflib.get_close_matches(
+            root.name, [each.parent.name for each in root.parent.glob(f"*/{REGISTRY_FILE}")]
+        )
         raise RegistryError(
-            f"{file}: no registry there; run `cakegen export {root.name}`. A folder is written as a path: ./{root.name}"
+            f"{file}: no registry there{'; the nearest: ' + ', '.join(near) if near else ''}; run `cakegen export"
+            f" {root.name}`. A folder is written as a path: ./{root.name}"
         )
     try:
         text = plain_files.as_text(plain_files.read_below(root, REGISTRY_FILE))

@@ -55,6 +55,20 @@ def header_closure(includes: Sequence[str], includes_of: Callable[[str], Sequenc
     return tuple(seen)
 
 
+WRITERS = {"1": "before 0.1.0", "2": "before 0.1.0", "3": "0.1.0"}
+"""The release of cakegen that wrote registries of each schema number."""
+
+
+def written_by(version: Any) -> str:
+    """Which release wrote a registry of a schema version, in words: `written by cakegen 0.1.0`."""
+    number = version.partition("-")[0] if isinstance(version, str) else ""
+    if number in WRITERS:
+        return f"written by cakegen {WRITERS[number]}"
+    if number.isdecimal() and int(number) > max(map(int, WRITERS)):
+        return "written by a later cakegen"
+    return "which no release of cakegen wrote"
+
+
 def parse_tables(text: str, where: str, schema: str | None = None) -> dict[str, Any]:
     """The names that a registry module assigns, with their values; the module is parsed and never executed.
 
@@ -79,7 +93,10 @@ def parse_tables(text: str, where: str, schema: str | None = None) -> dict[str, 
                 raise ValueError(f"{name} is assigned twice")
             values[name] = value
             if name == "SCHEMA_VERSION" and schema not in (None, value):
-                raise RegistryError(f"{where}: schema version {value!r}; this cakegen reads {schema!r}. Export again.")
+                raise RegistryError(
+                    f"{where}: schema version {value!r}, {written_by(value)}; this cakegen reads {schema!r}. Export"
+                    " again, or read it with the cakegen that wrote it."
+                )
     except (ValueError, MemoryError, RecursionError) as error:
         raise RegistryError(f"{where}: not a registry ({type(error).__name__}: {error}); export again") from None
     missing = [name for name in _NAMES if name not in values]

@@ -52,11 +52,11 @@ Run = Callable[..., None]
 
 
 def request_of(kernel: Kernel) -> CompileRequest:
-    """Its text under the preambles that generated programs use."""
+    """Its text under the headers that generated programs use."""
     registry = load_registry(EXPORT)
     includes, headers = device_headers(registry, hopper=True)
-    preamble = "".join(f'#include "{name}"\n' for name in includes) + "using namespace cake;\n"
-    source = preamble + (FOLDER / f"{kernel.file}.cu").read_text(encoding="utf-8")
+    includes_text = "".join(f'#include "{name}"\n' for name in includes) + "using namespace cake;\n"
+    source = includes_text + (FOLDER / f"{kernel.file}.cu").read_text(encoding="utf-8")
     return CompileRequest(kernel.file, ARCH, source, headers, ("-std=c++17",), (), f"kernel_{kernel.name}")
 
 

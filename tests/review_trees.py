@@ -18,10 +18,8 @@ from cakegen.model import to_literal
 from cakegen.registry import SCHEMA_VERSION, SHARED_FOLDER, LaunchRecord
 
 EXPORT = "small"
-PREAMBLE = "cake_device_common.cuh"
-PREAMBLE_TEXT = (
-    "#pragma once\nnamespace cake { __device__ __forceinline__ float twice(float v) { return v * 2.0f; } }\n"
-)
+HEADER = "cake_device_common.cuh"
+HEADER_TEXT = "#pragma once\nnamespace cake { __device__ __forceinline__ float twice(float v) { return v * 2.0f; } }\n"
 
 KERNEL = """// seal: sha256 {seal}
 #include "cake_device_common.cuh"
@@ -74,7 +72,7 @@ class SmallProgram:
         """The registry's record."""
         return {
             "role": self.role,
-            "includes": [PREAMBLE],
+            "includes": [HEADER],
             "arches": list(self.arches),
             "flags": ["-std=c++17"],
             "ffi_entry": "run",
@@ -107,7 +105,7 @@ def write_small_tree(
     folder: Path,
     programs: list[SmallProgram],
     *,
-    preamble: str = PREAMBLE_TEXT,
+    header: str = HEADER_TEXT,
     model: Mapping[str, Any] | None = None,
     schema: str | int = SCHEMA_VERSION,
 ) -> None:
@@ -126,7 +124,7 @@ def write_small_tree(
         schema,
     )
     write_sources(root, EXPORT, sources)
-    write_headers(folder, {PREAMBLE: preamble})
+    write_headers(folder, {HEADER: header})
     (root / "cake_jit.py").write_text(registry_text(values))
 
 
@@ -134,16 +132,16 @@ def write_old_tree(folder: Path, programs: list[SmallProgram]) -> None:
     """The same tree as schema 2 laid it out: whole records as Python literals, headers in the tree's own folder."""
     write_small_tree(folder, programs)
     shutil.rmtree(folder / SHARED_FOLDER)
-    preamble = f"cake_{EXPORT}_device_common.cuh"
+    header = f"cake_{EXPORT}_device_common.cuh"
     csrc = folder / EXPORT / "csrc" / f"cake_{EXPORT}"
-    (csrc / preamble).write_text(PREAMBLE_TEXT)
+    (csrc / header).write_text(HEADER_TEXT)
     records = {}
     for program in programs:
         kernel = csrc / f"{program.name}_kernel.cu"
-        kernel.write_text(kernel.read_text().replace(PREAMBLE, preamble))
+        kernel.write_text(kernel.read_text().replace(HEADER, header))
         record = program.record()
         del record["includes"]
-        sources = {"sources": [kernel.name, f"{program.name}_binding.cu"], "headers": [preamble]}
+        sources = {"sources": [kernel.name, f"{program.name}_binding.cu"], "headers": [header]}
         records[program.name] = {**record, **sources, "closure_digest": {"sm_90a": "0" * 64}}
     values = {
         "SCHEMA_VERSION": "2-42364d98",

@@ -13,9 +13,12 @@ from small_registry import NO_DIGEST, registry_text, registry_values, small_reco
 
 from cakegen import paths
 from cakegen import registry as registry_module
+from cakegen.compile.bundle import BUNDLE_SCHEMA
+from cakegen.compile.cache_folder import CACHE_SCHEMA
 from cakegen.errors import RegistryError
 from cakegen.model import to_literal
 from cakegen.registry import SCHEMA, SCHEMA_VERSION, TABLES, load_registry, parse_tables, schema_version
+from cakegen.registry_text import WRITERS, written_by
 
 RECORD = small_record()
 
@@ -54,7 +57,7 @@ def test_registry_is_not_executed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2, "2", f"{SCHEMA + 1}{SCHEMA_VERSION[1:]}", SCHEMA_VERSION[:-1]])
 def test_unknown_schema_version_is_refused_before_the_rest_is_read(tmp_path: Path, version: object) -> None:
     values = {"SCHEMA_VERSION": version}
-    with pytest.raises(RegistryError, match=rf"cake_jit\.py: schema version {version!r}; this cakegen reads"):
+    with pytest.raises(RegistryError, match=rf"cake_jit\.py: schema version {version!r}, .*; this cakegen reads"):
         load_registry(write_registry(tmp_path, values))
 
 
@@ -80,9 +83,32 @@ def test_tree_of_whole_records_is_refused_by_its_version(tmp_path: Path) -> None
     """Not as damaged: nothing is wrong with it but its age."""
     (tmp_path / "cake_jit.py").write_text("SCHEMA_VERSION = \"2-42364d98\"\nEXPORT = 'small'\nMODEL = {'a': True,}\n")
     with pytest.raises(
-        RegistryError, match=rf"schema version '2-42364d98'; this cakegen reads '{SCHEMA_VERSION}'. Export again."
+        RegistryError,
+        match=rf"schema version '2-42364d98', written by cakegen before 0.1.0; this cakegen reads '{SCHEMA_VERSION}'. "
+        "Export again, or read it with the cakegen that wrote it",
     ):
         load_registry(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("1", "written by cakegen before 0.1.0"),
+        ("3-00000000", "written by cakegen 0.1.0"),
+        ("99-00000000", "written by a later cakegen"),
+        (3, "which no release of cakegen wrote"),
+        ("x", "which no release of cakegen wrote"),
+    ],
+)
+def test_a_schema_tells_the_release_that_wrote_it(version: object, words: str) -> None:
+    assert written_by(version) == words
+
+
+def test_the_present_schema_has_a_release_that_the_changes_name() -> None:
+    release = WRITERS[str(SCHEMA)]
+    changes = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    section = changes.partition(f"## {release}")[2]
+    assert f"Registry schema {SCHEMA}, bundle schema {BUNDLE_SCHEMA}, cache schema {CACHE_SCHEMA}" in section
 
 
 def module(**fields: Any) -> dict[str, Any]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cakegen.cli.options import refuse_ignored
+from cakegen.cli.selection import selected_by, take_selection
 
 if TYPE_CHECKING:
     from cakegen.cli.compile import Job
 
 
 @click.command("bundle")
-@click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--arch", "arches", multiple=True, help="Target, e.g. sm_90a; may be repeated. Default: all.")
+@selected_by
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the bundle.")
-@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs at once; by default one a processor.")
 @click.option("--sign", "private_key", type=click.Path(path_type=Path, dir_okay=False), help="Sign with this PEM key.")
 @click.option(
@@ -29,21 +28,20 @@ if TYPE_CHECKING:
 )
 @click.option("--check", is_flag=True, help="Write nothing; fail unless OUT holds all of it, whole. Needs no compiler.")
 def bundle_command(
-    keys: tuple[str, ...],
-    arches: tuple[str, ...],
     out: Path,
     export: str,
     jobs: int | None,
     private_key: Path | None,
     public_key: Path | None,
     check: bool,
+    **selection: Any,
 ) -> None:
     """Compile programs into a folder that the runtime takes in place of a compiler.
 
     KEY is a logical key, a program's name, or a pattern of either; without one, every program is taken. A process uses
     the folder where CAKEGEN_BUNDLE names it, or where it is given to LatentMoe.
     """
-    from cakegen.cli.compile import select_jobs
+    from cakegen.cli.compile import jobs_of
     from cakegen.registry import load_registry
 
     if check:
@@ -51,7 +49,7 @@ def bundle_command(
     else:
         refuse_ignored("is of --check; a bundle that is written is signed with --sign", "public_key")
     registry = load_registry(export)
-    selected = select_jobs(registry, keys, arches)
+    selected = jobs_of(registry, take_selection(selection))
     if check:
         _check(out, registry.export, selected, public_key)
     else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from cakegen.cli.selection import Selection, select_keys, selected_by, take_selection
+from cakegen.cli.table import fitted_lines
 
 if TYPE_CHECKING:
     from cakegen.compile import CompiledProgram, CompileRequest, Outcome
@@ -26,6 +29,8 @@ _COLUMNS = (
     "from",
     "keys",
 )
+# on a narrow terminal, the first of them first
+_FIRST_TO_GO = ("from", "lines", "ms", "cubin", "program", "stack", "instructions")
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,7 @@ class Job:
 
 
 @click.command("compile")
-@click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
-@click.option("--arch", "arches", multiple=True, help="Only this target, e.g. sm_90a; may be repeated.")
+@selected_by
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs at once; by default one a processor.")
 @click.option(
     "--flag",
@@ -49,13 +52,9 @@ class Job:
     help="Further compiler option that a tree may ask for, e.g. -DCAKEGEN_CHAOS; may be repeated.",
 )
 @click.option("--clear-cache", is_flag=True, help="Remove every cached cubin first.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one line a program and target.")
 def compile_command(
-    keys: tuple[str, ...],
-    export: str,
-    arches: tuple[str, ...],
-    jobs: int | None,
-    flags: tuple[str, ...],
-    clear_cache: bool,
+    export: str, jobs: int | None, flags: tuple[str, ...], clear_cache: bool, as_json: bool, **selection: Any
 ) -> None:
     """Compile programs to cubins through the cache and report what each takes.
 
@@ -64,13 +63,17 @@ def compile_command(
     from cakegen import compile as compiling
     from cakegen.registry import load_registry
 
-    selected = select_jobs(load_registry(export), keys, arches, flags)
+    selected = jobs_of(load_registry(export), take_selection(selection), flags)
     # only for a command line that is right, and a compiler that is there: what goes is compiled again
     compiling.load_nvrtc()
     if clear_cache:
         click.echo(f"removed {compiling.clear_cache()} files from {compiling.cache_root()}", err=True)
     outcomes = compile_with_progress(selected, jobs)
-    show_outcomes(selected, outcomes)
+    if as_json:
+        for job, outcome in zip(selected, outcomes, strict=True):
+            click.echo(json.dumps(_literal(job, outcome)))
+    else:
+        show_outcomes(selected, outcomes)
     failures = failures_of(selected, outcomes)
     for failure in failures:
         click.echo(failure, err=True)
@@ -78,31 +81,26 @@ def compile_command(
         raise click.exceptions.Exit(1)
 
 
-def select_jobs(
-    registry: Registry, patterns: Sequence[str] = (), arches: Sequence[str] = (), flags: Sequence[str] = ()
-) -> list[Job]:
+def select_jobs(registry: Registry, patterns: Sequence[str] = ()) -> list[Job]:
+    """The compilations behind keys that match some patterns, for all targets; raises as `jobs_of`."""
+    return jobs_of(registry, Selection(tuple(patterns)))
+
+
+def jobs_of(registry: Registry, selection: Selection, flags: Sequence[str] = ()) -> list[Job]:
     """The compilations behind some keys, each once, in the registry's order.
 
     Raises
     ------
     click.UsageError
-        A pattern or a target matches nothing.
+        A pattern, a target or the requests match nothing.
     """
     from cakegen.compile import request_for
 
-    wanted = _matching_keys(registry, patterns)
     found: dict[CompileRequest, list[str]] = {}
-    for key in wanted:
+    for key in select_keys(registry, selection):
         for arch in registry.program(key).arches:
-            if not arches or arch in arches:
+            if not selection.arches or arch in selection.arches:
                 found.setdefault(request_for(registry, key, arch, flags), []).append(key)
-    unused = sorted(set(arches) - {request.arch for request in found})
-    if unused or not found:
-        present = sorted({arch for key in wanted for arch in registry.program(key).arches})
-        raise click.UsageError(
-            f"{registry.export}: no selected program is written for {', '.join(unused) or 'any target'}; "
-            f"there is: {', '.join(present) or 'none'}"
-        )
     return [
         Job(request, tuple(served), registry.programs[request.name].launch.dynamic_smem_bytes)
         for request, served in found.items()
@@ -110,13 +108,14 @@ def select_jobs(
 
 
 def compile_with_progress(selected: Sequence[Job], jobs: int | None = None) -> list[Outcome]:
-    """Compile all of `selected`, with a progress bar on a terminal's stderr.
+    """Compile all of `selected`, with progress on stderr.
 
     Raises
     ------
     CompileError
         There is no compiler; what it refuses is an outcome.
     """
+    from cakegen.cli.progress import progress
     from cakegen.compile import compile_many, load_nvrtc
 
     load_nvrtc()
@@ -125,27 +124,47 @@ def compile_with_progress(selected: Sequence[Job], jobs: int | None = None) -> l
 
 
 def show_outcomes(selected: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
-    """Print one row a compiled program and a closing line: a table on a terminal, else columns parted by tabs."""
+    """Print one row a compiled program and a closing line: as wide as the terminal, else columns parted by tabs."""
     from rich.console import Console
-    from rich.table import Table
 
     from cakegen.errors import CompileError
 
     compiled = [(job, out) for job, out in zip(selected, outcomes, strict=True) if not isinstance(out, CompileError)]
     rows = [_row(job, program) for job, program in compiled]
     console = Console()
+    lines: Iterable[str]
     if console.is_terminal:
-        table = Table(*_COLUMNS[:2])
-        for column in _COLUMNS[2:-1]:
-            table.add_column(column, justify="right")
-        table.add_column(_COLUMNS[-1], overflow="fold")
-        for name, *cells in rows:
-            table.add_row(name.rpartition("_")[2], *cells)
-        console.print(table)
+        # a program's name ends in what tells it from others
+        short = [(name.rpartition("_")[2], *cells) for name, *cells in rows]
+        lines = fitted_lines(_COLUMNS, short, console.width, _FIRST_TO_GO)
     else:
-        for row in (_COLUMNS, *rows):
-            click.echo("\t".join(row))
+        lines = ("\t".join(row) for row in (_COLUMNS, *rows))
+    for line in lines:
+        click.echo(line)
     click.echo(_summary([program for _, program in compiled], len(selected)))
+
+
+def _literal(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """What `--json` says of a program: sizes in bytes, or the compiler's refusal."""
+    from cakegen.errors import CompileError
+    from cakegen.review.cost import cost_of
+
+    about = {"program": job.request.name, "arch": job.request.arch, "keys": list(job.keys)}
+    if isinstance(outcome, CompileError):
+        return {**about, "error": str(outcome)}
+    cost = cost_of(outcome, job.dynamic_smem_bytes)
+    return {
+        **about,
+        "registers": cost.registers,
+        "smem_bytes": cost.smem_bytes,
+        "stack_bytes": outcome.report.stack_bytes,
+        "spill_bytes": cost.spill_bytes,
+        "instructions": cost.instructions,
+        "cubin_bytes": outcome.report.cubin_bytes,
+        "lines": job.request.source.count("\n"),
+        "compile_ms": outcome.report.compile_ms,
+        "cached": outcome.cached,
+    }
 
 
 def failures_of(selected: Sequence[Job], outcomes: Sequence[Outcome]) -> list[str]:
@@ -156,21 +175,6 @@ def failures_of(selected: Sequence[Job], outcomes: Sequence[Outcome]) -> list[st
         f"FAILED {job.keys[0]} ({job.request.arch}): {outcome}"
         for job, outcome in zip(selected, outcomes, strict=True)
         if isinstance(outcome, CompileError)
-    ]
-
-
-def _matching_keys(registry: Registry, patterns: Sequence[str]) -> list[str]:
-    from fnmatch import fnmatchcase
-
-    if not patterns:
-        return list(registry.kernels)
-    for pattern in patterns:
-        if not any(fnmatchcase(key, pattern) or fnmatchcase(name, pattern) for key, name in registry.kernels.items()):
-            raise click.UsageError(f"{registry.export}: no key or program matches {pattern!r}; see `cakegen list`")
-    return [
-        key
-        for key, name in registry.kernels.items()
-        if any(fnmatchcase(key, pattern) or fnmatchcase(name, pattern) for pattern in patterns)
     ]
 
 
@@ -204,22 +208,3 @@ def _summary(compiled: Sequence[CompiledProgram], count: int) -> str:
         f"{len(compiled)} of {count} programs: {fresh} compiled, {len(compiled) - fresh} from the cache, "
         f"{count - len(compiled)} failed; {total_bytes} bytes; {load_nvrtc().label}"
     )
-
-
-@contextmanager
-def progress(total: int | None) -> Iterator[Any]:
-    """A function to call with the name of each finished program."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("compile"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from cakegen.cli.names import ARCH, EXPORT, KEY, nearest
 from cakegen.cli.options import refuse_ignored
+from cakegen.cli.selection import Selection, request_options, select_keys, take_selection
 
 if TYPE_CHECKING:
     from cakegen.review import CostChange, ExportReview, Tree
 
 
 @click.command("diff")
-@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.argument("keys", nargs=-1, metavar="[KEY]...", type=KEY)
+@request_options
+@click.option("--arch", "arches", multiple=True, type=ARCH, help="Only programs of this target; may be repeated.")
 @click.option("--base", default="HEAD", show_default=True, metavar="REV", help="Git revision of the old trees.")
 @click.option("--merge-base", is_flag=True, help="Compare with where the histories of REV and HEAD parted.")
 @click.option(
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     help="html: one page, side by side, that opens offline.",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write instead of stdout.")
-@click.option("--export", "exports", multiple=True, metavar="NAME", help="Only this export; may be repeated.")
+@click.option("--export", "exports", multiple=True, type=EXPORT, help="Only this export; may be repeated.")
 @click.option("--trees", type=click.Path(path_type=Path, file_okay=False), help="Folder of the trees.")
 @click.option("--compile/--no-compile", "compiled", default=True, help="Compile touched programs on both sides.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs at once; by default one a processor.")
@@ -42,17 +46,19 @@ def diff_command(
     compiled: bool,
     jobs: int | None,
     limit: int | None,
+    **requests: Any,
 ) -> None:
     """Compare the generated programs of a git revision with those of the working tree.
 
     Programs are paired by logical key. For each: what of the plan, the text and the machine code differs. KEY is a key
-    or a pattern of keys; without one, all are compared.
+    or a pattern of keys; without one, all are compared. --stage, --tp, --tokens and --arch choose among the working
+    tree's.
     """
     from cakegen import review
     from cakegen.review.trees import resolve_revision
 
     if style != "markdown":
-        refuse_ignored("is of --format markdown; the others show everything", "limit")
+        refuse_ignored("is of --format markdown; the others have no limit", "limit")
     if not compiled:
         refuse_ignored("is of a compilation, which --no-compile leaves out", "jobs")
     folder = _trees_folder(trees)
@@ -61,8 +67,13 @@ def diff_command(
     compared = [review.compare_trees(old.get(name), new.get(name)) for name in sorted({*old, *new})]
     if keys:
         compared = _narrowed(compared, keys)
+    selection = take_selection({"keys": (), **requests})
+    if selection != Selection():
+        compared = _of_requests(compared, folder, selection)
     costs = _costs(compared, old, new, jobs) if compiled else None
-    result = review.Review(revision.label, tuple(compared), costs, _compiler() if compiled else "", keys)
+    result = review.Review(
+        revision.label, tuple(compared), costs, _compiler() if compiled else "", (*keys, *selection.words)
+    )
     if style == "markdown":
         text = review.render_markdown(result, limit) if limit else review.render_markdown(result)
     else:
@@ -90,7 +101,8 @@ def _selected(
     known = sorted({*old, *new})
     unknown = [name for name in exports if name not in known]
     if unknown:
-        raise ReviewError(f"no tree {unknown[0]!r} on either side; there is: {', '.join(known) or 'none'}")
+        near = nearest(unknown[0], known)
+        raise ReviewError(f"no tree {unknown[0]!r} on either side{near}; there is: {', '.join(known) or 'none'}")
     wanted = exports or known
     return {n: old[n] for n in wanted if n in old}, {n: new[n] for n in wanted if n in new}
 
@@ -102,17 +114,40 @@ def _narrowed(compared: list[ExportReview], keys: tuple[str, ...]) -> list[Expor
     for pattern in keys:
         if not any(narrow_review(review, (pattern,)).keys for review in compared):
             count = sum(len(review.keys) for review in compared)
-            raise ReviewError(f"{pattern!r} matches none of the {count} keys of both sides; `cakegen list` prints them")
+            near = nearest(pattern, sorted({entry.key for review in compared for entry in review.keys}))
+            raise ReviewError(
+                f"{pattern!r} matches none of the {count} keys of both sides{near}; `cakegen list` prints them"
+            )
     return [narrowed for review in compared if (narrowed := narrow_review(review, keys)).keys]
+
+
+def _of_requests(compared: list[ExportReview], folder: Path, selection: Selection) -> list[ExportReview]:
+    """Of each comparison, what the registry of its new tree says that the requests launch."""
+    from cakegen.registry import load_registry
+    from cakegen.review import narrow_review
+
+    chosen = {}
+    refused: list[click.UsageError] = []
+    for review in compared:
+        if (folder / review.export).is_dir():
+            try:
+                chosen[review.export] = select_keys(load_registry(folder / review.export), selection)
+            except click.UsageError as error:
+                refused.append(error)
+    if refused and not chosen:
+        raise refused[0]
+    narrowed = [narrow_review(review, chosen[review.export]) for review in compared if review.export in chosen]
+    return [review for review in narrowed if review.keys]
 
 
 def _costs(
     compared: list[ExportReview], old: dict[str, Tree], new: dict[str, Tree], jobs: int | None
 ) -> dict[str, list[CostChange]]:
-    from cakegen.cli.compile import progress
-    from cakegen.review import measure_costs
+    from cakegen.cli.progress import progress
+    from cakegen.review import count_compilations, measure_costs
 
-    with progress(None) as advance:
+    total = sum(count_compilations(r, old.get(r.export), new.get(r.export)) for r in compared)
+    with progress(total) as advance:
         return {r.export: measure_costs(r, old.get(r.export), new.get(r.export), jobs, advance) for r in compared}
 
 

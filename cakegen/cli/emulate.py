@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cakegen.cli.names import ARCH, EXPORT, KEY
 from cakegen.cli.options import refuse_ignored
 
 if TYPE_CHECKING:
@@ -23,16 +24,24 @@ _NOT_BOTH = "KEY says what to run; leave out --stage, --tp and --tokens"
 
 
 @click.command("emulate")
-@click.argument("key", required=False)
+@click.argument("key", required=False, type=KEY)
 @click.option("--stage", type=click.Choice(["front", "tail"]), help="Half of the block; not with KEY.")
 @click.option("--tp", type=int, help="Tensor-parallel degree; not with KEY.")
 @click.option("--tokens", type=int, help="Token count; not with KEY.")
 @click.option("--partials", default=1, show_default=True, help="Partial sums of the routed experts (tail).")
 @click.option("--rank", default=0, show_default=True, help="Rank whose slice the tail multiplies.")
-@click.option("--arch", help="Target, e.g. sm_100a; also of --cuda.  [default: the first of KEY's, else sm_90a]")
+@click.option(
+    "--arch", type=ARCH, help="Target, e.g. sm_100a; also of --cuda.  [default: the first of KEY's, else sm_90a]"
+)
 @click.option("--sm-count", type=int, help="SMs of the device to plan for.  [default: of its largest part]")
 @click.option(
-    "--model", "--export", "export", default="kimi_k3_latent_moe", show_default=True, metavar="NAME|DIR", help="Export."
+    "--model",
+    "--export",
+    "export",
+    default="kimi_k3_latent_moe",
+    show_default=True,
+    type=EXPORT,
+    help="Export, or a tree's folder.",
 )
 @click.option("--schedule", default="random", show_default=True, type=click.Choice(["random", "early", "late"]))
 @click.option("--seed", default=0, show_default=True, help="First seed of the random schedule.")
@@ -115,7 +124,7 @@ def emulate_command(
     limit_seconds: float | None,
     **files: Any,
 ) -> None:
-    """Run the programs of a request, or one that launches KEY, under a hostile schedule, without a GPU.
+    """Run the programs of a request, or of one for each key that KEY matches, under a hostile schedule, without a GPU.
 
     Prints the differences from the fp64 reference, and a digest of each output's bits: the same before and after a
     change that left the values alone. A fault of a program is an error with its place.
@@ -145,12 +154,21 @@ def emulate_command(
     _require_writable(trace_file, timeline_file)
     registry = load_registry(export)
     if stage is None or tp is None or tokens is None:
-        case = _case_of_key(registry, key, arch, (stage, tp, tokens))
+        cases = _cases_of_key(registry, key, arch, (stage, tp, tokens))
     elif key is not None:
         raise click.UsageError(_NOT_BOTH)
     else:
-        case = _case_of_request(stage, tp, tokens, partials, sm_count, rank, arch or ARCH)
-    _run_schedules(registry, case, schedules, (trace_file, timeline_file))
+        cases = [_case_of_request(stage, tp, tokens, partials, sm_count, rank, arch or ARCH)]
+    _run_cases(registry, cases, schedules, (trace_file, timeline_file))
+
+
+def _run_cases(
+    registry: Registry, cases: Sequence[Case], schedules: Sequence[Options], traces: tuple[Path | None, Path | None]
+) -> None:
+    if len(cases) > 1 and any(traces):
+        raise click.UsageError(f"KEY matches {len(cases)} keys; --trace and --timeline are of one run")
+    for case in cases:
+        _run_schedules(registry, case, schedules, traces)
 
 
 def _refuse_beside_files(given: tuple[object, ...], *, is_ptx: bool) -> None:
@@ -173,16 +191,19 @@ def _require_writable(trace_file: Path | None, timeline_file: Path | None) -> No
         require_drawing(timeline_file)
 
 
-def _case_of_key(registry: Registry, key: str | None, arch: str | None, request: tuple[object, ...]) -> Case:
-    from cakegen.emulator.launches.cases import ARCH, find_case
+def _cases_of_key(registry: Registry, pattern: str | None, arch: str | None, request: tuple[object, ...]) -> list[Case]:
+    """A case each key that matches, for a target of its program."""
+    from cakegen.cli.selection import matching_keys
+    from cakegen.emulator.launches.cases import find_case
 
-    if key is None:
+    if pattern is None:
         raise click.UsageError("give a KEY, or --stage, --tp and --tokens")
     if any(each is not None for each in request):
         raise click.UsageError(_NOT_BOTH)
     refuse_ignored("is of --stage, --tp and --tokens; KEY finds its own request", "partials", "rank", "sm_count")
-    arches = registry.program(key).arches if key in registry.kernels else (ARCH,)
-    return find_case(registry, key, arch or arches[0])
+    keys = matching_keys(registry, [pattern])
+    reached = [key for key in keys if arch in (None, *registry.program(key).arches)]
+    return [find_case(registry, key, arch or registry.program(key).arches[0]) for key in reached or keys]
 
 
 def _case_of_request(

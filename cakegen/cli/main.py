@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from cakegen.cli.names import nearest
+
 COMMANDS = {
     "new": "cakegen.cli.draft:draft_command",
     "export": "cakegen.cli.export:export_command",
@@ -24,6 +26,7 @@ COMMANDS = {
     "tune": "cakegen.cli.tune:tune_command",
     "doctor": "cakegen.cli.doctor:doctor_command",
     "demo": "cakegen.cli.demo:demo_command",
+    "completion": "cakegen.cli.completion:completion_command",
 }
 
 
@@ -37,7 +40,11 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; where a package is missing, a command that says so."""
         if cmd_name not in COMMANDS:
-            return None
+            if ctx.resilient_parsing:
+                return None
+            raise click.UsageError(
+                f"no command {cmd_name!r}{nearest(cmd_name, COMMANDS)}; {ctx.command_path} -h lists all"
+            )
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         try:
             command = getattr(import_module(module), attribute)
@@ -86,7 +93,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
         ctx.exit()
 
 
-@click.command(cls=LazyGroup)
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it and exit."
 )

@@ -9,22 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cakegen.cli.names import ARCH, EXPORT, KEY
 from cakegen.cli.options import refuse_ignored
+from cakegen.cli.selection import Selection, request_options, select_keys
 
 if TYPE_CHECKING:
     from cakegen.emulator.mutation.sequences import SequenceTarget
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 _FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+_OF_REQUESTS = ("stage", "tp", "tokens")
 _OF_FILES = ("ptx", "cuda", "launch", "entry", "include", "nvrtc_options")
 
 
 @click.command("mutate")
-@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.argument("keys", nargs=-1, metavar="[KEY]...", type=KEY)
+@request_options
 @click.option(
-    "--model", "--export", "export", default="tiny_latent_moe", show_default=True, metavar="NAME|DIR", help="Export."
+    *("--model", "--export", "export"),
+    default="tiny_latent_moe",
+    show_default=True,
+    is_eager=True,
+    type=EXPORT,
+    help="Export, or a tree's folder.",
 )
-@click.option("--arch", default="sm_90a", show_default=True, help="Target of the programs.")
+@click.option("--arch", default="sm_90a", show_default=True, type=ARCH, help="Target of the programs.")
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(min=0), help="Random schedules a mutant.")
 @click.option(
     "--attempts",
@@ -59,6 +68,9 @@ _OF_FILES = ("ptx", "cuda", "launch", "entry", "include", "nvrtc_options")
 @click.option("--table", "only_table", is_flag=True, help="Run nothing; show what the results hold.")
 def mutate_command(
     keys: tuple[str, ...],
+    stage: str | None,
+    tp: int | None,
+    tokens: str | None,
     export: str,
     arch: str,
     seeds: int,
@@ -97,7 +109,8 @@ def mutate_command(
             sequences = _sequences(keys, programs, arch, **files)
             export, keys = "", tuple(each.name for each in sequences)
         else:
-            sequences, keys = (), _keys(keys, programs)
+            selection = Selection(keys, stage, tp, tokens, (arch,))
+            sequences, keys = (), _keys(export, selection, programs)
         campaign = Campaign(export, arch, keys, seeds, operators, attempts, sequences)
         with _progress("sites") as advance:
             run_campaign(campaign, out, jobs, lambda done, total, entry: advance(done, total, _last(entry)))
@@ -106,14 +119,14 @@ def mutate_command(
 
 def _refuse_unused(choose: bool, only_table: bool, of_files: bool) -> None:
     """Refuse options that the way in which the command runs leaves without an effect."""
-    of_a_run = ("keys", "seeds", "attempts", "operators", *_OF_FILES)
+    of_a_run = ("keys", *_OF_REQUESTS, "seeds", "attempts", "operators", *_OF_FILES)
     if choose:
         why = "is of a run; --choose runs no mutants"
         refuse_ignored(why, "out", "explained", "programs", "survivors", "only_table", *of_a_run)
     elif only_table:
         refuse_ignored("is of a run; --table runs nothing", *of_a_run)
     elif of_files:
-        refuse_ignored("is of KEYs; --launch says what to run", "export")
+        refuse_ignored("is of KEYs; --launch says what to run", "export", *_OF_REQUESTS)
     else:
         refuse_ignored("is of --launch, which is not there", *_OF_FILES)
 
@@ -149,11 +162,16 @@ def _sequences(
     return sequence_targets(requests)
 
 
-def _keys(keys: tuple[str, ...], programs: Path | None) -> tuple[str, ...]:
+def _keys(export: str, selection: Selection, programs: Path | None) -> tuple[str, ...]:
+    """Keys that the line chooses, and those that a file lists."""
+    from cakegen.registry import load_registry
+
     listed = _listed(programs) if programs is not None else []
-    if not keys and not listed:
+    if selection.patterns or selection.of_requests:
+        return (*select_keys(load_registry(export), selection), *listed)
+    if not listed:
         raise click.UsageError("give KEYs or --programs; `cakegen mutate --choose` prints a good set")
-    return (*keys, *listed)
+    return tuple(listed)
 
 
 def _listed(programs: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cakegen.cli.names import ARCH, EXPORT
 from cakegen.cli.options import refuse_ignored
 
 if TYPE_CHECKING:
@@ -22,10 +23,17 @@ if TYPE_CHECKING:
 @click.option("--tp", required=True, type=int, help="Tensor-parallel degree.")
 @click.option("--tokens", required=True, metavar="T|FIRST:LAST", help="Token count, or a range of them.")
 @click.option("--partials", default=1, show_default=True, help="Partial sums of the routed experts (tail).")
-@click.option("--arch", default="sm_90a", show_default=True, help="Architecture.")
+@click.option("--arch", default="sm_90a", show_default=True, type=ARCH, help="Architecture.")
 @click.option("--sm-count", type=int, help="SMs of the device; default: the largest known part.")
 @click.option("--resident-pairs", type=int, help="Two-CTA clusters that run at once; default: half the SMs.")
-@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
+@click.option(
+    "--export",
+    "export",
+    default="kimi_k3_latent_moe",
+    show_default=True,
+    type=EXPORT,
+    help="Export, or a tree's folder.",
+)
 @click.option(
     "--measured",
     "table_file",
@@ -61,7 +69,10 @@ def plan_command(
     tables = _tables(table_file, model.name, device)
     lines: Iterable[str]
     if as_json:
-        lines = (json.dumps(plan_literal(plan, partials) | _measured_literal(plan, tables)) for plan in plans)
+        lines = (
+            json.dumps(plan_literal(plan, partials) | _rules_literal(plan) | _measured_literal(plan, tables))
+            for plan in plans
+        )
     elif len(counts) == 1:
         plan = next(plans)
         lines = (*_describe(plan), *_describe_measured(plan, tables))
@@ -132,6 +143,12 @@ def _launch_literal(launch: Launch, shape: LaunchShape) -> dict[str, object]:
         "overlapping": dict(launch.overlap or ()) if overlaps else None,
         **dataclasses.asdict(shape),
     }
+
+
+def _rules_literal(plan: Plan) -> dict[str, object]:
+    """The rules that chose each field, and the most shared memory of a CTA, for `--json`."""
+    rules = [{"field": rule.field, "value": rule.value, "reason": rule.reason} for rule in plan.rules]
+    return {"max_dynamic_smem_bytes": plan.device.max_dynamic_smem_bytes, "rules": rules}
 
 
 def _tables(file: Path | None, export: str, device: DeviceFacts) -> tuple[MeasuredTable, ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cakegen.cli.options import refuse_ignored
+from cakegen.cli.selection import Selection, select_keys, selected_by, take_selection
 
 if TYPE_CHECKING:
     from cakegen.plan import Plan
@@ -19,35 +21,75 @@ _SOURCE_LINES = 40
 
 
 @click.command("show")
-@click.argument("key")
-@click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
+@selected_by
 @click.option("--source", is_flag=True, help="Print the source alone, in one piece.")
 @click.option("--explain", is_flag=True, help="Spell the key out, a line a part; any key will do, of any export.")
-def show_command(key: str, export: str, source: bool, explain: bool) -> None:
-    """Explain one program: what is declared, the plan that reaches it, its source, and its launch.
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one line a program.")
+def show_command(export: str, source: bool, explain: bool, as_json: bool, **selection: Any) -> None:
+    """Explain programs: what is declared, the plan that reaches each, its source, and its launch.
 
-    KEY is a logical key, or the name of a program. With --source: the program as one text that compiles alone, each
-    header in the place of its first include. With --explain: what each part of the key says.
+    KEY is a logical key, a program's name, or a pattern of either. With --source: the program as one text that compiles
+    alone, each header in the place of its first include. With --explain: what each part of the key says.
     """
     from cakegen.registry import load_registry
+
+    chosen = take_selection(selection)
+    _tell_renamed(chosen.patterns)
+    if explain:
+        refuse_ignored("is of a program; --explain reads keys alone", "source", "export", "as_json")
+        _explain(chosen.patterns)
+        return
+    registry = load_registry(export)
+    programs = _programs(registry, chosen)
+    if as_json:
+        refuse_ignored("is printed alone; --json names the files", "source")
+        from cakegen.cli.show_json import program_literal
+
+        for program, keys in programs:
+            plans = _plans_of(registry, keys)
+            click.echo(json.dumps(program_literal(registry, program, keys, plans, list(_requests(plans)))))
+        return
+    for program, keys in programs:
+        if source:
+            click.echo(_flat(registry, program, keys), nl=False)
+        else:
+            _show(registry, program, keys)
+
+
+def _tell_renamed(patterns: Iterable[str]) -> None:
     from cakegen.renamed_keys import renamed_keys
 
-    if key in renamed_keys():
-        click.echo(f"{key} is called {renamed_keys()[key]} today", err=True)
-        key = renamed_keys()[key]
-    if explain:
-        from cakegen.plan.keys import explain_key
+    for key in patterns:
+        if key in renamed_keys():
+            click.echo(f"{key} is called {renamed_keys()[key]} today", err=True)
 
-        refuse_ignored("is of a program; --explain reads the key alone", "source", "export")
-        for line in explain_key(key):
+
+def _explain(keys: Iterable[str]) -> None:
+    from cakegen.plan.keys import explain_key
+    from cakegen.renamed_keys import renamed_keys
+
+    for key in keys:
+        for line in explain_key(renamed_keys().get(key, key)):
             click.echo(line)
-        return
 
-    registry = load_registry(export)
-    program, keys = find_program(registry, key)
-    if source:
-        click.echo(_flat(registry, program, keys), nl=False)
-        return
+
+def _programs(registry: Registry, chosen: Selection) -> list[tuple[Program, list[str]]]:
+    """Each chosen program once, with the keys that it is shown for: of a program by its name, all.
+
+    Raises
+    ------
+    click.UsageError
+        Nothing is chosen, or nothing matches.
+    """
+    if chosen == Selection():
+        raise click.UsageError("give KEYs, or --stage, --tp, --tokens or --arch; `cakegen list` prints all keys")
+    served: dict[str, list[str]] = {}
+    for key in select_keys(registry, chosen):
+        served.setdefault(registry.kernels[key], []).append(key)
+    return [(registry.programs[name], keys) for name, keys in served.items()]
+
+
+def _show(registry: Registry, program: Program, keys: list[str]) -> None:
     sections = (
         ("declared", _declared(registry)),
         ("plan", _planned(registry, keys)),
@@ -60,27 +102,6 @@ def show_command(key: str, export: str, source: bool, explain: bool) -> None:
             click.echo(f"  {line}".rstrip())
 
 
-def find_program(registry: Registry, key: str) -> tuple[Program, list[str]]:
-    """The program behind a logical key or a program's name, and the keys that it is shown for.
-
-    Raises
-    ------
-    RegistryError
-        Neither a key nor a program; the message names the nearest.
-    """
-    import difflib
-
-    from cakegen.errors import RegistryError
-
-    if key in registry.programs:
-        return registry.programs[key], [entry for entry, name in registry.kernels.items() if name == key]
-    if key in registry.kernels:
-        return registry.program(key), [key]
-    near = difflib.get_close_matches(key, [*registry.kernels, *registry.programs], n=3, cutoff=0.5)
-    hint = f"; the nearest: {', '.join(near)}" if near else ""
-    raise RegistryError(f"{registry.export}: no key or program {key!r}{hint}. `cakegen list` prints all keys")
-
-
 def _declared(registry: Registry) -> Iterator[str]:
     model = registry.model
     yield f"export {registry.export} (exports/{registry.export}/export.toml)"
@@ -91,7 +112,7 @@ def _declared(registry: Registry) -> Iterator[str]:
 
 
 def _planned(registry: Registry, keys: list[str]) -> Iterator[str]:
-    plans = [plan for plan in _plans(registry) if any(launch.key in keys for launch in plan.launches)]
+    plans = _plans_of(registry, keys)
     if not plans:
         yield "no plan of the declared targets reaches it"
         return
@@ -107,10 +128,11 @@ def _planned(registry: Registry, keys: list[str]) -> Iterator[str]:
         yield f"  {rule.field} = {rule.value}: {rule.reason}"
 
 
-def _plans(registry: Registry) -> Iterator[Plan]:
+def _plans_of(registry: Registry, keys: Iterable[str]) -> list[Plan]:
     from cakegen.emit.reach import reached_plans
 
-    return reached_plans(registry.model)
+    wanted = set(keys)
+    return [plan for plan in reached_plans(registry.model) if any(launch.key in wanted for launch in plan.launches)]
 
 
 def _requests(plans: Iterable[Plan]) -> Iterator[str]:

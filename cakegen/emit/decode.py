@@ -77,7 +77,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
             else _front_constants(model, form, smem, arch_family)
         ),
         *_smem_constants(form, smem),
-        *(tensor_memory_constants(model, form, smem) if arch_family == "sm100" else ()),
+        *(tensor_memory_constants(model, form, smem) if family.sums_in_tensor_memory else ()),
         *barrier_constants(pipeline, BARRIER_BYTES, model.name),
     )
     return ProgramSpec(
@@ -139,8 +139,9 @@ def launch_record(shape: LaunchShape) -> LaunchRecord:
 
 
 def _headers(form: DecodeForm, arch_family: str) -> tuple[Header, ...]:
-    body = Header(FAMILIES[arch_family].bodies[f"decode_{form.stage}"])
-    return (wgmma_header(mma_tokens(form)), body) if arch_family == "sm90" else (body,)
+    family = FAMILIES[arch_family]
+    body = Header(family.bodies[f"decode_{form.stage}"])
+    return (body,) if family.sums_in_tensor_memory else (wgmma_header(mma_tokens(form)), body)
 
 
 def wgmma_header(n: int) -> Header:
@@ -195,7 +196,7 @@ def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
 
 def _row_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
     """Which weight rows a thread's two halves of a tile are."""
-    half, warp = (form.block_m - 64, 16) if arch_family == "sm90" else (16, 32)
+    half, warp = (16, 32) if FAMILIES[arch_family].sums_in_tensor_memory else (form.block_m - 64, 16)
     shared = "; a shared tile's are gate and up" if form.stage == "front" else ""
     return (
         Constant("kHalfRows", half, f"weight rows between a thread's halves{shared}"),
@@ -277,7 +278,7 @@ def _ahead_of_y(form: DecodeForm, arch_family: str) -> Constant:
     Blackwell's stages are freed by their own commits. Hopper's MMA warps free the last down unit's only once they have
     issued the next unit, which needs y.
     """
-    waits_for_next = arch_family == "sm90"
+    waits_for_next = not FAMILIES[arch_family].sums_in_tensor_memory
     meaning = "units, from the first up one on, whose weights do not wait for y"
     return Constant("kAheadOfY", form.num_stages - waits_for_next, meaning)
 

@@ -47,29 +47,9 @@ def i32(value: Any) -> CppText:
     return CppText("(-2147483647 - 1)" if number == -(2**31) else str(number))
 
 
-def u32(value: Any) -> CppText:
-    """An `unsigned int` literal, in decimal."""
-    return CppText(f"{_integer(value, 'u32', 0, 2**32 - 1)}u")
-
-
-def i64(value: Any) -> CppText:
-    """A `long long` literal."""
-    return CppText(f"{_integer(value, 'i64', -(2**63) + 1, 2**63 - 1)}ll")
-
-
-def u64(value: Any) -> CppText:
-    """An `unsigned long long` literal, in decimal."""
-    return CppText(f"{_integer(value, 'u64', 0, 2**64 - 1)}ull")
-
-
 def hex32(value: Any) -> CppText:
     """An `unsigned int` literal, in 8 hexadecimal digits."""
     return CppText(f"0x{_integer(value, 'hex32', 0, 2**32 - 1):08x}u")
-
-
-def hex64(value: Any) -> CppText:
-    """An `unsigned long long` literal, in 16 hexadecimal digits."""
-    return CppText(f"0x{_integer(value, 'hex64', 0, 2**64 - 1):016x}ull")
 
 
 def f32(value: Any) -> CppText:
@@ -172,25 +152,9 @@ def names(values: Any, indent: int) -> CppText:
     return CppText(f"\n{' ' * indent}".join(textwrap.wrap(words, 118 - indent)))
 
 
-def comma(value: Any) -> CppText:
-    """A separator where more follows, else nothing: joins the lines of a list that a loop writes."""
-    return CppText(", " if boolean(value) == "true" else "")
-
-
-def placeholders(numbers: Any) -> CppText:
-    """The operands of inline PTX with these numbers: `%0, %1, …`."""
-    return CppText(", ".join(f"%{i32(number)}" for number in numbers))
-
-
-def accumulators(numbers: Any) -> CppText:
-    """Read-write float constraints on elements of an array `d`: `"+f"(d[0]), …`."""
-    return CppText(", ".join(f'"+f"(d[{i32(number)}])' for number in numbers))
-
-
 FILTERS: dict[str, Callable[..., CppText]] = {
     function.__name__: function
     for function in (
-        i32, u32, i64, u64, hex32, hex64, f32, boolean, literal, cpp_type,
-        ident, type_name, file_name, comment, string, code, names, comma, placeholders, accumulators,
+        i32, hex32, literal, cpp_type, ident, type_name, file_name, comment, string, code, names,
     )
 }  # fmt: skip

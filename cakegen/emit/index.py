@@ -34,11 +34,6 @@ class TreeProgram:
         return f"{self.name}_kernel.cu"
 
     @property
-    def binding_file(self) -> str:
-        """File name of the host half."""
-        return f"{self.name}_binding.cu"
-
-    @property
     def arches(self) -> tuple[str, ...]:
         """Targets that reach one of the keys."""
         return tuple(sorted({arch for entry in self.keys for arch in entry.arches}))

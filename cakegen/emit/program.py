@@ -200,7 +200,3 @@ class ProgramSpec:
                 "Add it to BUFFER_TYPES of cakegen/emit/program.py."
             )
         return BUFFER_TYPES[name]
-
-    def value(self, constant: str) -> bool | int | float | str:
-        """The value of one constant, for a template that writes structure by it."""
-        return next(entry.value for entry in self.constants if entry.name == constant)

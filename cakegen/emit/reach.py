@@ -145,6 +145,40 @@ def reached_plans(model: Model) -> Iterator[Plan]:
     return (plan for _, plan in _numbered_plans(model))
 
 
+def requested_keys(
+    model: Model,
+    *,
+    stage: str | None = None,
+    tp: int | None = None,
+    tokens: range | None = None,
+    arches: Sequence[str] = (),
+) -> set[str]:
+    """Keys that some requests launch on the declared parts; what is left out (arches: empty) is any.
+
+    Raises
+    ------
+    PlanError
+        A plan does not fit, such as that of more tokens than the model declares.
+    """
+    plans = reached_plans(model) if tokens is None else _plans_of(model, tokens, tp, arches)
+    return {
+        launch.key
+        for plan in plans
+        if stage in (None, plan.stage) and tp in (None, plan.tp) and (not arches or plan.device.arch in arches)
+        for launch in plan.launches
+    }
+
+
+def _plans_of(model: Model, tokens: range, tp: int | None, arches: Sequence[str]) -> Iterator[Plan]:
+    for target in model.targets:
+        degrees = [degree for degree in target.tp_degrees if tp in (None, degree)]
+        if arches and target.arch not in arches:
+            continue
+        for degree in degrees:
+            for sm_count in target.sm_counts:
+                yield from _plans(model, degree, (tokens,), DeviceFacts.nominal(target.arch, sm_count))
+
+
 def _numbered_plans(model: Model) -> Iterator[tuple[int | None, Plan]]:
     """Each plan behind the number of the tile that its model prefers."""
     for target in model.targets:

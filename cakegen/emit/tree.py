@@ -23,6 +23,7 @@ from cakegen.emit.seal import MAX_COLUMNS, included_files, render_sealed
 from cakegen.emit.shared import HeaderPool, included_closure
 from cakegen.errors import EmitError
 from cakegen.model import Model
+from cakegen.plan import FAMILIES
 from cakegen.registry import REGISTRY_FILE, SHARED_FOLDER
 
 KERNEL_TEMPLATE = "kernels/program.cu"
@@ -129,5 +130,5 @@ def render_kernel(pool: HeaderPool, spec: ProgramSpec) -> str:
 
 def render_binding(pool: HeaderPool, spec: ProgramSpec) -> str:
     """The host half of a program, sealed."""
-    body = pool.render(BINDING_TEMPLATE, {"spec": spec})
+    body = pool.render(BINDING_TEMPLATE, {"spec": spec, "gemm_grid": FAMILIES[spec.arch_family].gemm_grid})
     return render_sealed(f"{spec.name}_binding.cu", spec.export, f"Host half of {spec.summary}", body)

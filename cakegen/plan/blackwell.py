@@ -36,6 +36,8 @@ class Blackwell(Family):
     clips_tokens = False
     min_stages = 1
     gemm_threads = BLACKWELL_THREADS
+    gemm_grid = "pair_grid"
+    sums_in_tensor_memory = True
 
     def rules(self, model: Model) -> BlackwellRules:
         """See `Family.rules`."""

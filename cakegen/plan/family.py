@@ -69,6 +69,10 @@ class Family(ABC):
         Fewest stages of a decode ring.
     gemm_threads
         Threads of a prefill GEMM's CTA.
+    gemm_grid
+        The function of the bindings that gives a prefill GEMM's grid.
+    sums_in_tensor_memory
+        Whether a decode program's sums lie in tensor memory, else in the registers of the warps that multiply.
     """
 
     name: ClassVar[str]
@@ -81,6 +85,8 @@ class Family(ABC):
     clips_tokens: ClassVar[bool]
     min_stages: ClassVar[int]
     gemm_threads: ClassVar[int]
+    gemm_grid: ClassVar[str]
+    sums_in_tensor_memory: ClassVar[bool]
 
     @abstractmethod
     def rules(self, model: Model) -> HopperRules | BlackwellRules:

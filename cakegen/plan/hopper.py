@@ -38,6 +38,8 @@ class Hopper(Family):
     min_stages = 2
     """The MMA warps free a stage when they have issued the next one: with a single stage neither side could move."""
     gemm_threads = HOPPER_THREADS
+    gemm_grid = "persistent_grid"
+    sums_in_tensor_memory = False
 
     def rules(self, model: Model) -> HopperRules:
         """See `Family.rules`."""

@@ -25,15 +25,13 @@ MMA_ROWS = 64
 
 @dataclass(frozen=True)
 class UnitShare:
-    """K units of one rank: `count` units from `begin`, per segment; a unit is one ring stage's chunks.
+    """K units of one rank, per segment, behind those of the rank before it; a unit is one ring stage's chunks.
 
     front: k1 is the hidden dimension, k2 is empty. tail: k1 is up (the latent slice), k2 is down (the shared slice);
     a CTA runs its k2 units first.
     """
 
-    k1_begin: int
     k1_count: int
-    k2_begin: int
     k2_count: int
 
     @property
@@ -46,12 +44,9 @@ def unit_shares(form: DecodeForm) -> tuple[UnitShare, ...]:
     """The share of each rank of a cluster, by rank: in a pair rank 0 takes the larger half of each segment."""
     k1_units, k2_units = form.k1_chunks // form.chunks_per_stage, form.k2_chunks // form.chunks_per_stage
     if form.cluster_ctas == 1:
-        return (UnitShare(0, k1_units, 0, k2_units),)
+        return (UnitShare(k1_units, k2_units),)
     k1_half, k2_half = larger_half(k1_units), larger_half(k2_units)
-    return (
-        UnitShare(0, k1_half, 0, k2_half),
-        UnitShare(k1_half, k1_units - k1_half, k2_half, k2_units - k2_half),
-    )
+    return UnitShare(k1_half, k2_half), UnitShare(k1_units - k1_half, k2_units - k2_half)
 
 
 def larger_half(units: int) -> int:

@@ -4,7 +4,7 @@ Imports errors, registry and compile. Reads git revisions and files; never plans
 """
 
 from cakegen.review.compare import ExportReview, compare_trees, narrow_review
-from cakegen.review.cost import CostChange, measure_costs
+from cakegen.review.cost import CostChange, count_compilations, measure_costs
 from cakegen.review.html import render_html
 from cakegen.review.markdown import render_markdown
 from cakegen.review.report import Review
@@ -17,6 +17,7 @@ __all__ = [
     "Review",
     "Tree",
     "compare_trees",
+    "count_compilations",
     "measure_costs",
     "narrow_review",
     "read_revision",

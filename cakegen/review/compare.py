@@ -52,7 +52,7 @@ class KeyReview:
     replaces
         Of an added key: the removed key that is most like it, with which it is compared.
     parts
-        What differs: `record`, `kernel`, `binding`, `preamble`.
+        What differs: `record`, `kernel`, `binding`, `header`.
     fields
         Planner decisions that differ: members of `struct Cfg`, launch record, barriers, compile-line constants.
     """
@@ -73,13 +73,15 @@ class TextChange:
     Parameters
     ----------
     part
-        `kernel`, `binding` or `preamble`.
+        `kernel`, `binding` or `header`.
     title
-        File name of a preamble; else the part and the role.
+        File name of a header; else the part and the roles.
     before, after
         Lines, names taken out.
     keys
-        Keys whose program has this difference (of a preamble: includes it).
+        Keys whose program has this difference (of a header: includes it).
+    roles
+        Of a kernel or a binding: what the programs do that have it.
     """
 
     part: str
@@ -87,10 +89,15 @@ class TextChange:
     before: tuple[str, ...]
     after: tuple[str, ...]
     keys: tuple[str, ...]
+    roles: tuple[str, ...] = ()
 
     def unified(self) -> list[str]:
         """The unified difference, without a file header."""
         return list(difflib.unified_diff(self.before, self.after, lineterm="", n=3))[2:]
+
+    def hunk_lines(self) -> tuple[str, ...]:
+        """The difference without its line numbers and its context: what makes two differences the same."""
+        return _hunk_lines(self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ def _review_key(old: Tree, new: Tree, key: str, replaced: Mapping[str, str]) -> 
         return KeyReview(key, ADDED, role, arches)
     fields = _changes(_decisions(old, before), _decisions(new, key))
     texts = [part for part in ("kernel", "binding") if text_of(old, before, part) != text_of(new, key, part)]
-    shared = ["preamble"] if _preambles(old, before) != _preambles(new, key) else []
+    shared = ["header"] if _headers(old, before) != _headers(new, key) else []
     recorded = any(not _is_constant(change) for change in fields)
     parts = (*(["record"] if recorded else []), *texts, *shared)
     if before != key:
@@ -202,13 +209,13 @@ def text_of(tree: Tree, key: str, part: str) -> str:
     return text
 
 
-def preamble_text(tree: Tree, name: str) -> str:
-    """A shared preamble without its seal."""
+def header_text(tree: Tree, name: str) -> str:
+    """A shared header without its seal."""
     return _SEAL.sub("", tree.texts.get(name, ""))
 
 
-def _preambles(tree: Tree, key: str) -> list[tuple[str, str]]:
-    return [(str(name), preamble_text(tree, str(name))) for name in tree.record(key).get("headers", ())]
+def _headers(tree: Tree, key: str) -> list[tuple[str, str]]:
+    return [(str(name), header_text(tree, str(name))) for name in tree.record(key).get("headers", ())]
 
 
 def _decisions(tree: Tree, key: str) -> dict[str, str]:
@@ -270,13 +277,13 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Field
 
 
 def _text_changes(old: Tree, new: Tree, entries: Sequence[KeyReview]) -> Iterator[TextChange]:
-    """Preambles first, each once; then kernels and bindings, programs with one and the same difference together."""
+    """Headers first, each once; then kernels and bindings, programs with one and the same difference together."""
     compared = [entry for entry in entries if entry.parts]
     for name in sorted({str(n) for tree in (old, new) for r in tree.modules.values() for n in r.get("headers", ())}):
-        before, after = preamble_text(old, name), preamble_text(new, name)
+        before, after = header_text(old, name), header_text(new, name)
         keys = [entry.key for entry in compared if name in new.record(entry.key).get("headers", ())]
         if before != after:
-            yield TextChange("preamble", name, tuple(before.splitlines()), tuple(after.splitlines()), tuple(keys))
+            yield TextChange("header", name, tuple(before.splitlines()), tuple(after.splitlines()), tuple(keys))
     groups: dict[tuple[str, ...], list[tuple[KeyReview, str, str]]] = {}
     seen: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for part in ("kernel", "binding"):
@@ -286,15 +293,17 @@ def _text_changes(old: Tree, new: Tree, entries: Sequence[KeyReview]) -> Iterato
             before, after = text_of(old, entry.replaces or entry.key, part), text_of(new, entry.key, part)
             identity = seen.get((part, before, after))
             if identity is None:
-                identity = seen[part, before, after] = (part, entry.role, *_hunk_lines(before, after))
+                lines = _hunk_lines(before.splitlines(), after.splitlines())
+                identity = seen[part, before, after] = (part, str(bool(entry.fields)), *lines)
             groups.setdefault(identity, []).append((entry, before, after))
-    for (part, role, *_), members in groups.items():
+    for (part, *_), members in groups.items():
         _, before, after = members[0]
-        keys = [entry.key for entry, _, _ in members]
-        yield TextChange(part, f"{part}, {role}", tuple(before.splitlines()), tuple(after.splitlines()), tuple(keys))
+        served = tuple(entry.key for entry, _, _ in members)
+        roles = tuple(dict.fromkeys(entry.role for entry, _, _ in members))
+        sides = tuple(before.splitlines()), tuple(after.splitlines())
+        yield TextChange(part, f"{part}, {', '.join(roles)}", *sides, served, roles)
 
 
-def _hunk_lines(before: str, after: str) -> list[str]:
-    """A difference without its line numbers and its context: what makes two differences the same."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
-    return ["@@" if line.startswith("@@") else line for line in lines][2:]
+def _hunk_lines(before: Sequence[str], after: Sequence[str]) -> tuple[str, ...]:
+    lines = difflib.unified_diff(before, after, lineterm="", n=0)
+    return tuple(["@@" if line.startswith("@@") else line for line in lines][2:])

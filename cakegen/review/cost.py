@@ -101,10 +101,19 @@ def measure_costs(
     """
     load_nvrtc()
     pairs = _pairs(review, old, new)
-    requests = list(dict.fromkeys(r for pair in pairs for r in (pair.before, pair.after) if r is not None))
+    requests = _requests(pairs)
     notify = (lambda request, _: on_done(request.name)) if on_done is not None else None
     outcomes = dict(zip(requests, compile_many(requests, workers, notify), strict=True))
     return [_change(pair, outcomes) for pair in pairs]
+
+
+def count_compilations(review: ExportReview, old: Tree | None, new: Tree | None) -> int:
+    """How many programs `measure_costs` compiles."""
+    return len(_requests(_pairs(review, old, new)))
+
+
+def _requests(pairs: Sequence[_Pair]) -> list[CompileRequest]:
+    return list(dict.fromkeys(r for pair in pairs for r in (pair.before, pair.after) if r is not None))
 
 
 def _pairs(review: ExportReview, old: Tree | None, new: Tree | None) -> list[_Pair]:

@@ -11,7 +11,18 @@ from typing import Any
 import jinja2
 
 from cakegen.review.compare import STATUSES, UNCHANGED, ExportReview, TextChange
-from cakegen.review.report import COST_COLUMNS, Review, cost_rows, counted, remark, touched_keys
+from cakegen.review.edits import decision_groups, model_edits, text_edits
+from cakegen.review.report import (
+    COST_COLUMNS,
+    WORST_ROWS,
+    Review,
+    cost_rows,
+    cost_summary,
+    counted,
+    remark,
+    touched_keys,
+    worst_first,
+)
 from cakegen.review.shown import shown
 
 _CONTEXT_LINES = 3
@@ -43,22 +54,31 @@ def render_html(review: Review) -> str:
     )
     environment.filters["counted"] = counted
     template = environment.from_string(_PAGE.read_text(encoding="utf-8"))
-    exports = [_export(review, export) for export in review.exports]
-    return template.render(title=review.title, clean=review.clean, exports=exports, columns=COST_COLUMNS)
+    pairs = worst_first(review, review.exports)
+    edits = [(edit, list(side_by_side(edit.change))) for edit in text_edits(review.exports)]
+    return template.render(
+        title=review.title,
+        clean=review.clean,
+        exports=[_export(review, export) for export in review.exports],
+        fields=model_edits(review.exports),
+        edits=[(edit, rows) for edit, rows in edits if not edit.follows],
+        following=[(edit, rows) for edit, rows in edits if edit.follows],
+        groups=decision_groups(review.exports),
+        columns=COST_COLUMNS,
+        costs=list(cost_rows(review, pairs)),
+        cost_summary=cost_summary([entry for _, entry in pairs]),
+        failures=[(entry.keys[0], entry.failure) for _, entry in pairs if entry.failure],
+        worst=WORST_ROWS,
+    )
 
 
 def _export(review: Review, export: ExportReview) -> dict[str, Any]:
-    costs = review.costs_of(export)
     return {
         "name": export.export,
         "counts": [(status, export.count(status)) for status in STATUSES],
         "verdict": review.verdict(export),
-        "model": export.model,
         "touched": [(entry, remark(entry)) for entry in touched_keys(export)],
         "unchanged": [entry.key for entry in export.keys if entry.status == UNCHANGED],
-        "costs": list(cost_rows(costs)),
-        "failures": [(entry.keys[0], entry.failure) for entry in costs if entry.failure],
-        "texts": [(change, list(side_by_side(change))) for change in export.texts],
     }
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from cakegen.review.compare import UNCHANGED, ExportReview, FieldChange, TextChange
+from cakegen.review.compare import UNCHANGED, ExportReview, FieldChange
+from cakegen.review.edits import Keys, TextEdit, decision_groups, model_edits, text_edits
+from cakegen.review.parts import COST, DECISIONS, EDIT, FOLLOWING, KEYS, Part, fit_parts
 from cakegen.review.report import (
     COST_COLUMNS,
+    WORST_ROWS,
     Review,
     cost_rows,
+    cost_summary,
     counted,
-    differing_costs,
     remark,
     split_touched,
-    touched_keys,
+    worst_first,
 )
 from cakegen.review.shown import shown
 
@@ -22,16 +25,17 @@ _PLAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 /(),.-]|_(?=[A-Za-z0-9]))*")
 # without backticks, backslashes and bars, which end a code span or a table's cell
 _KEY = re.compile(r"[A-Za-z0-9 _:;.,@+*=/()<>{}\[\]!?&%#$^~'\"-]*[A-Za-z0-9_:;.,@+*=/()<>{}\[\]!?&%#$^~'\"-]")
 
-# from what stays longest to what goes first
-_EDIT, _COST, _LISTING, _UNCHANGED = range(4)
 _LISTED_KEYS = 20
+# a table of so many rows and a difference of so many lines stand open
+_OPEN_ROWS = 20
+_OPEN_LINES = 60
 
 DEFAULT_LIMIT = 60_000
 """Characters of a comment that hosts take (GitHub: 65536), less some room for what a bot writes around it."""
 
 
 def render_markdown(review: Review, limit: int = DEFAULT_LIMIT) -> str:
-    """All of a review; parts that would pass `limit` characters are left out and counted: listings before edits.
+    """All of a review; what would pass `limit` characters is shortened or left out, and counted: key lists first.
 
     Parameters
     ----------
@@ -42,80 +46,99 @@ def render_markdown(review: Review, limit: int = DEFAULT_LIMIT) -> str:
     selection = f", keys {' '.join(_code(pattern) for pattern in review.selection)}" if review.selection else ""
     head = [f"### generated programs: {_word(review.base)} → working tree{selection}", ""]
     head += [f"* **{_word(export.export)}**: {export.summary}; {review.verdict(export)}" for export in review.exports]
-    blocks = [block for export in review.exports for block in _blocks(review, export)]
-    note = "\n{} of {} parts are left out of {} characters; `cakegen diff --format html` shows them all.\n"
-    used = len("\n".join(head)) + len(note) + 16
-    order = sorted(range(len(blocks)), key=lambda index: (blocks[index][0], len(blocks[index][1]), index))
-    kept: set[int] = set()
-    for index in order:
-        size = len(blocks[index][1]) + 2
-        if used + size <= limit:
-            used += size
-            kept.add(index)
-    text = "\n".join([*head, *(f"\n{blocks[index][1]}" for index in sorted(kept)), ""])
-    left_out = len(blocks) - len(kept)
-    return text + note.format(left_out, len(blocks), limit) if left_out else text
+    parts = list(_parts(review))
+    note = "\n{} of {} parts are left out of {} characters, {} shortened; `cakegen diff --format html` shows all.\n"
+    fitted = fit_parts(parts, limit - len("\n".join(head)) - len(note) - 16)
+    kept = [text for text in fitted if text is not None]
+    text = "\n".join([*head, *(f"\n{part}" for part in kept), ""])
+    left_out = len(parts) - len(kept)
+    cut = sum(text is not None and text != part.text for part, text in zip(parts, fitted, strict=True))
+    return text + note.format(left_out, len(parts), limit, cut) if left_out or cut else text
 
 
-def _blocks(review: Review, export: ExportReview) -> Iterator[tuple[int, str]]:
-    """The parts of one export, in reading order, each with its rank; each stands alone.
+def _parts(review: Review) -> Iterator[Part]:
+    """The parts of all exports, in reading order, each with its rank; each stands alone."""
+    edits = text_edits(review.exports)
+    yield from _edited(review, [edit for edit in edits if not edit.follows])
+    groups = decision_groups(review.exports)
+    if groups:
+        rows = [(group.title, _fields_inline(group.fields), group.remark) for group in groups]
+        table = _table(("keys", "decisions", ""), [(_counted_keys(row[0]), *row[1:]) for row in rows])
+        yield Part(DECISIONS, f"{counted(len(groups), 'group')} of decisions", table, opened=len(groups) <= _OPEN_ROWS)
+    yield from _costs(review)
+    yield from (_difference(edit, FOLLOWING) for edit in edits if edit.follows)
+    yield from (part for export in review.exports for part in _key_lists(export))
+    yield from (Part(KEYS, f"keys: {_title(edit)}", _key_list(edit.keys)) for edit in edits)
 
-    Where not all fit, what was edited stays longest, and what follows from it goes first.
-    """
-    if export.model:
-        table = _table(("field", "before", "after"), _field_rows(export.model))
-        yield _EDIT, _folded(f"{_word(export.export)}: model", table, True)
-    touched = touched_keys(export)
-    if touched:
-        listed, folded = split_touched(export)
+
+def _edited(review: Review, edits: Sequence[TextEdit]) -> Iterator[Part]:
+    fields = model_edits(review.exports)
+    if fields:
         rows = [
-            (entry.status, _code(entry.key), remark(entry, _code), _fields_inline(entry.fields)) for entry in listed
+            (_code(e.field.name), _code(e.field.before), _code(e.field.after), ", ".join(map(_word, e.exports)))
+            for e in fields
         ]
-        if folded:
-            rows.append(("changed", f"{len(folded)} more keys", "a preamble alone; named below its difference", ""))
-        title = f"{_word(export.export)}: {counted(len(touched), 'key')}"
-        yield _LISTING, _folded(title, _table(("", "key", "differs in", "decisions"), rows), len(rows) <= 20)
-    costs = list(cost_rows(differing_costs(review.costs_of(export))))
-    if costs:
-        table = _table(COST_COLUMNS, [(_word(row[0]), *map(_plain, row[1:-1]), _code(row[-1])) for row in costs])
-        yield _COST, _folded(f"{_word(export.export)}: compiled to other code", table, len(costs) <= 20)
-    failures = [cost.failure for cost in review.costs_of(export) if cost.failure]
+        table = _table(("field", "before", "after", "exports"), rows)
+        yield Part(EDIT, f"model: {counted(len(fields), 'field')}", table, opened=True)
+    yield from (_difference(edit, EDIT) for edit in edits)
+
+
+def _costs(review: Review) -> Iterator[Part]:
+    pairs = worst_first(review, review.exports)
+    if pairs:
+        rows = [(_word(row[0]), *map(_plain, row[1:-1]), _code(row[-1])) for row in cost_rows(review, pairs)]
+        title = f"compiled to other code: {_plain(cost_summary([entry for _, entry in pairs]))}"
+        yield Part(COST, title, _table(COST_COLUMNS, rows[:WORST_ROWS]), opened=True)
+        if len(rows) > WORST_ROWS:
+            further = _table(COST_COLUMNS, rows[WORST_ROWS:])
+            yield Part(KEYS, f"compiled to other code: {len(rows) - WORST_ROWS} more, none worse", further)
+    failures = [entry.failure for _, entry in pairs if entry.failure]
     if failures:
-        title = f"{_word(export.export)}: {len(failures)} do not compile"
-        yield _COST, _folded(title, _fenced("\n".join(failures), ""), True)
-    for change in export.texts:
-        yield _EDIT, _difference(export, change)
+        yield Part(COST, f"{len(failures)} do not compile", "\n".join(failures), language="", opened=True)
+
+
+def _key_lists(export: ExportReview) -> Iterator[Part]:
+    listed, folded = split_touched(export)
+    rows = [(entry.status, _code(entry.key), remark(entry, _code)) for entry in listed]
+    if folded:
+        rows.append(("changed", f"{len(folded)} more keys", "a header alone; listed with it"))
+    if rows:
+        title = f"{_word(export.export)}: {counted(len(listed) + len(folded), 'key')}"
+        yield Part(KEYS, title, _table(("", "key", "differs in"), rows))
     unchanged = [entry.key for entry in export.keys if entry.status == UNCHANGED]
-    if unchanged and touched:
+    if unchanged and rows:
         listing = "\n".join(f"* {_code(key)}" for key in unchanged)
-        yield _UNCHANGED, _folded(f"{_word(export.export)}: {len(unchanged)} unchanged", listing)
+        yield Part(KEYS, f"{_word(export.export)}: {len(unchanged)} unchanged", listing)
 
 
-def _difference(export: ExportReview, change: TextChange) -> str:
-    keys = "\n".join(f"* {_code(key)}" for key in change.keys[:_LISTED_KEYS])
-    if len(change.keys) > _LISTED_KEYS:
-        keys += f"\n* and {len(change.keys) - _LISTED_KEYS} more"
-    body = f"{_fenced(chr(10).join(change.unified()), 'diff')}\n\n{keys}"
-    return _folded(f"{_word(export.export)}: {_word(change.title)} ({counted(len(change.keys), 'key')})", body)
+def _difference(edit: TextEdit, rank: int) -> Part:
+    lines = edit.change.unified()
+    opened = rank == EDIT and len(lines) <= _OPEN_LINES
+    return Part(rank, _title(edit), "\n".join(lines), language="diff", opened=opened)
 
 
-def _folded(title: str, body: str, opened: bool = False) -> str:
-    return f"<details{' open' if opened else ''}><summary>{title}</summary>\n\n{body}\n\n</details>"
+def _title(edit: TextEdit) -> str:
+    names = edit.title.removeprefix(edit.change.title).removeprefix(" (").removesuffix(")")
+    return f"{_word(edit.change.title)} ({_counted_keys(names)})"
 
 
-def _fenced(text: str, language: str) -> str:
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}"
+def _counted_keys(text: str) -> str:
+    """`3 keys of one, 4 of another`, whose names are those of folders."""
+    return text if _word(plain := text.replace(";", ",")) == plain else _html_code(text)
+
+
+def _key_list(keys: Keys) -> str:
+    lines = []
+    for export, names in keys:
+        lines += [f"* {_code(f'{export}: {key}')}" for key in names[:_LISTED_KEYS]]
+        if len(names) > _LISTED_KEYS:
+            lines.append(f"* and {len(names) - _LISTED_KEYS} more of {_word(export)}")
+    return "\n".join(lines)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-
-
-def _field_rows(changes: Sequence[FieldChange]) -> list[tuple[str, str, str]]:
-    return [(_code(change.name), _code(change.before), _code(change.after)) for change in changes]
 
 
 def _fields_inline(changes: Sequence[FieldChange]) -> str:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cakegen.review.compare import UNCHANGED, ExportReview, KeyReview
 from cakegen.review.cost import Cost, CostChange
 
-COST_COLUMNS = ("target", "registers", "spill bytes", "shared bytes", "instructions", "SASS bytes", "code", "keys")
+_COMPARED = (
+    ("registers", "registers"),
+    ("spill bytes", "spill_bytes"),
+    ("shared bytes", "smem_bytes"),
+    ("instructions", "instructions"),
+    ("SASS bytes", "code_bytes"),
+)
+COST_COLUMNS = ("target", *(name for name, _ in _COMPARED), "code", "keys")
+
+WORST_ROWS = 20
+"""So many rows of what compiles to other code are shown first; the others are folded or counted."""
 
 FOLDED_KEYS = 4
-"""From so many keys on that differ in nothing but a preamble, a list of keys counts them in one line."""
+"""From so many keys on that differ in nothing but a header, a list of keys counts them in one line."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +85,9 @@ def touched_keys(export: ExportReview) -> list[KeyReview]:
 
 
 def split_touched(export: ExportReview) -> tuple[list[KeyReview], list[KeyReview]]:
-    """The touched keys, less those that differ in a preamble alone; and those: each stands below its difference."""
+    """The touched keys, less those that differ in a header alone; and those: each stands below its difference."""
     touched = touched_keys(export)
-    alone = [entry for entry in touched if entry.status == "changed" and entry.parts == ("preamble",)]
+    alone = [entry for entry in touched if entry.status == "changed" and entry.parts == ("header",)]
     if len(alone) < FOLDED_KEYS:
         return touched, []
     return [entry for entry in touched if entry not in alone], alone
@@ -95,18 +106,59 @@ def differing_costs(entries: Sequence[CostChange]) -> list[CostChange]:
     return [entry for entry in entries if not entry.same_code]
 
 
-def cost_rows(entries: Sequence[CostChange]) -> Iterator[tuple[str, ...]]:
-    """One row a program and target, in the order of `COST_COLUMNS`; those whose code differs come first."""
-    for entry in sorted(entries, key=lambda entry: (entry.same_code, entry.arch, entry.keys)):
+def worst_first(review: Review, exports: Sequence[ExportReview]) -> list[tuple[str, CostChange]]:
+    """What compiles to other code, of all exports: failures, then by how much more is spilled, and so on.
+
+    Returns
+    -------
+    list
+        (export, entry) pairs.
+    """
+    found = [(export.export, entry) for export in exports for entry in differing_costs(review.costs_of(export))]
+    return sorted(found, key=lambda pair: (*_rank(pair[1]), pair[1].arch, pair[0], pair[1].keys))
+
+
+def _rank(entry: CostChange) -> tuple[float, ...]:
+    """Lowest for what is worst: a failure; more spills, registers, instructions (their ratio), shared memory.
+
+    What is new or gone has nothing to be compared with, and comes last.
+    """
+    before, after = entry.before, entry.after
+    if before is None or after is None:
+        return (not entry.failure, math.inf)
+    return (
+        not entry.failure,
+        before.spill_bytes - after.spill_bytes,
+        before.registers - after.registers,
+        before.instructions / max(after.instructions, 1),
+        before.smem_bytes - after.smem_bytes,
+    )
+
+
+def cost_summary(entries: Sequence[CostChange]) -> str:
+    """How many programs compile to other code, and the most that one of them takes more than before."""
+    pairs = [(entry.before, entry.after) for entry in entries if entry.before is not None and entry.after is not None]
+    words = []
+    for name, field in _COMPARED:
+        sides = [(getattr(before, field), getattr(after, field)) for before, after in pairs]
+        before, after = max(sides, key=lambda side: side[1] - side[0], default=(0, 0))
+        if after > before:
+            share = f", {100 * (after - before) / before:+.1f} %" if before else ""
+            words.append(f"{name} {before} -> {after}{share}")
+    return counted(len(entries), "program") + (f"; at worst {'; '.join(words)}" if words else "; none takes more")
+
+
+def cost_rows(review: Review, pairs: Sequence[tuple[str, CostChange]]) -> Iterator[tuple[str, ...]]:
+    """One row a program and target, in the order of `COST_COLUMNS`; with the export, where there are several."""
+    for export, entry in pairs:
         before, after = entry.before, entry.after
         cells = [
-            _pair(before.registers if before else None, after.registers if after else None),
-            _pair(before.spill_bytes if before else None, after.spill_bytes if after else None),
-            _pair(before.smem_bytes if before else None, after.smem_bytes if after else None),
-            _pair(before.instructions if before else None, after.instructions if after else None),
-            _pair(before.code_bytes if before else None, after.code_bytes if after else None),
+            _pair(getattr(before, field) if before else None, getattr(after, field) if after else None)
+            for _, field in _COMPARED
         ]
-        yield (entry.arch, *cells, _code(entry, before, after), keys_in_short(entry.keys))
+        keys = keys_in_short(entry.keys)
+        owner = f"{export}: " if len(review.exports) > 1 else ""
+        yield (entry.arch, *cells, _code(entry, before, after), f"{owner}{keys}")
 
 
 def counted(number: int, noun: str) -> str:

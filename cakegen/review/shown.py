@@ -62,7 +62,12 @@ def _key(entry: KeyReview) -> KeyReview:
 
 def _text(change: TextChange) -> TextChange:
     return TextChange(
-        change.part, visible(change.title), _lines(change.before), _lines(change.after), _words(change.keys)
+        change.part,
+        visible(change.title),
+        _lines(change.before),
+        _lines(change.after),
+        _words(change.keys),
+        _words(change.roles),
     )
 
 

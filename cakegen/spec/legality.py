@@ -30,132 +30,142 @@ def check_model(model: Model) -> None:
     Raises
     ------
     SpecError
-        The first thing that is wrong.
+        All that is wrong, a line each. What can only be asked of what is right so far, such as a plan, is asked last.
     """
-    _check_targets(model)
+    for faults in (_target_faults, _shape_faults, _plan_faults):
+        found = list(dict.fromkeys(faults(model)))
+        if found:
+            raise SpecError("\n".join(found))
+
+
+def _shape_faults(model: Model) -> Iterator[str]:
     for family in dict.fromkeys(family_of(target.arch) for target in model.targets):
-        _check_decode(model, family)
-        _check_gemm_tiles(family.rules_name, family.tiles(model))
-    _check_offsets(model)
-    _check_tiles(model)
-    for target in model.targets:
-        for tp in target.tp_degrees:
-            _check_slices(model, tp)
-    _check_plans(model)
+        yield from _decode_faults(model, family)
+        yield from _gemm_tile_faults(family.rules_name, family.tiles(model))
+    yield from _offset_faults(model)
+    yield from _tile_faults(model)
+    for tp in dict.fromkeys(tp for target in model.targets for tp in target.tp_degrees):
+        yield from _slice_faults(model, tp)
 
 
-def _check_targets(model: Model) -> None:
+def _target_faults(model: Model) -> Iterator[str]:
     if not model.targets:
-        raise SpecError("targets: none declared; add a [[targets]] section with an arch and its tp_degrees")
-    _check_rising("targets: arch", sorted(target.arch for target in model.targets))
+        yield "targets: none declared; add a [[targets]] section with an arch and its tp_degrees"
+    yield from _rising_faults("targets: arch", sorted(target.arch for target in model.targets))
     for target in model.targets:
-        _check_rising(f"targets: {target.arch}: tp_degrees", target.tp_degrees)
-        _check_rising(f"targets: {target.arch}: sm_counts", target.sm_counts)
+        yield from _rising_faults(f"targets: {target.arch}: tp_degrees", target.tp_degrees)
+        yield from _rising_faults(f"targets: {target.arch}: sm_counts", target.sm_counts)
 
 
-def _check_rising(field: str, values: Sequence[int] | Sequence[str]) -> None:
+def _rising_faults(field: str, values: Sequence[int] | Sequence[str]) -> Iterator[str]:
     for before, after in itertools.pairwise(values):
         if not before < after:  # type: ignore[operator]  # both are of one kind
-            raise SpecError(f"{field}: {after} follows {before}; list each once, in rising order")
+            yield (f"{field}: {after} follows {before}; list each once, in rising order")
 
 
-def _check_decode(model: Model, family: Family) -> None:
+def _decode_faults(model: Model, family: Family) -> Iterator[str]:
     rules, where = family.decode(model), f"{family.rules_name}.decode"
     for field, why in family.refused_rules(rules):
-        raise SpecError(f"{where}.{field}: {why}; leave it out")
-    _check_rising(f"{where}.n_pads", rules.n_pads)
+        yield (f"{where}.{field}: {why}; leave it out")
+    yield from _rising_faults(f"{where}.n_pads", rules.n_pads)
     for n_pad in rules.n_pads:
         if n_pad not in family.token_tiles:
-            raise SpecError(
+            yield (
                 f"{where}.n_pads: {n_pad} is none of {list(family.token_tiles)}, the token tiles that kernels are"
                 f" written for: {family.why_token_tiles}. Use one of those"
             )
     if rules.max_cta_tokens not in rules.n_pads or rules.max_cta_tokens > family.max_cta_tokens:
-        raise SpecError(
+        yield (
             f"{where}.max_cta_tokens = {rules.max_cta_tokens} is none of {where}.n_pads = {list(rules.n_pads)} up to"
             f" {family.max_cta_tokens}: up to it requests are decode, and a CTA multiplies a whole tile. Use the widest"
             " tile that a CTA can have"
         )
     if model.max_tokens < rules.max_tokens:
-        raise SpecError(
+        yield (
             f"requests.max_tokens = {model.max_tokens} is below the widest of {where}.n_pads = {list(rules.n_pads)}; "
             "raise the first or drop the token tile"
         )
 
 
-def _check_offsets(model: Model) -> None:
+def _offset_faults(model: Model) -> Iterator[str]:
     dims = model.dims
     least_tp = min(tp for target in model.targets for tp in target.tp_degrees)
     # the row operands of both stages: x and out; latent, routed and y; logits; shared_act
     widest = max(dims.hidden, dims.latent, dims.experts, dims.i_local(least_tp))
     if model.max_tokens * widest > INT32_MAX:
-        raise SpecError(
+        yield (
             f"requests.max_tokens: {model.max_tokens} tokens * {widest} columns = {model.max_tokens * widest}; "
             f"kernels take offsets within one matrix as int32, up to {INT32_MAX}. Lower max_tokens"
         )
 
 
-def _check_tiles(model: Model) -> None:
+def _tile_faults(model: Model) -> Iterator[str]:
     dims = model.dims
     for name, rows in (("experts", dims.experts), ("latent", dims.latent), ("hidden", dims.hidden)):
         if rows % BLOCK_M:
-            raise SpecError(
+            yield (
                 f"model.{name} = {rows} is not a multiple of {BLOCK_M} ({rows} = {rows // BLOCK_M} * {BLOCK_M} + "
-                f"{rows % BLOCK_M}), the weight rows of a tile: they would not fill their last one"
+                f"{rows % BLOCK_M}), the weight rows of a tile: they would not fill their last one. Use a multiple,"
+                f" such as {(rows // BLOCK_M + 1) * BLOCK_M}"
             )
 
 
-def _check_gemm_tiles(family: str, tiles: Sequence[HopperTile]) -> None:
+def _gemm_tile_faults(family: str, tiles: Sequence[HopperTile]) -> Iterator[str]:
     """What a table of prefill tiles must keep beside each field's bounds; the planner checks the rings."""
     seen: dict[tuple[int, int], int] = {}
     for number, tile in enumerate(tiles):
         where = f"{family}.prefill.tiles.{number}"
         if number == 0 and tile.iter_percent != 100:
-            raise SpecError(
+            yield (
                 f"{where}.iter_percent = {tile.iter_percent}: iterations cost percents of the first tile's;"
                 " set it to 100, and the others' in proportion"
             )
         sums = tile.block_n * GEMM_BLOCK_M // (tile.tile_groups * WARPGROUP_THREADS)
         if sums > MAX_SUMS:
-            raise SpecError(
+            yield (
                 f"{where}.block_n = {tile.block_n}: a warpgroup's {GEMM_BLOCK_M} / {tile.tile_groups} rows *"
                 f" {tile.block_n} columns / {WARPGROUP_THREADS} threads = {sums} sums a thread; registers hold"
                 f" {MAX_SUMS}. Set it to {tile.block_n * MAX_SUMS // sums} at most, or tile_groups to 2"
             )
         earlier = seen.setdefault((tile.block_n, tile.tile_groups), number)
         if earlier != number:
-            raise SpecError(
+            yield (
                 f"{where}: tiles of {tile.block_n} columns with tile_groups = {tile.tile_groups} are declared twice,"
                 f" first in {family}.prefill.tiles.{earlier}; keep one"
             )
 
 
-def _check_slices(model: Model, tp: int) -> None:
+def _slice_faults(model: Model, tp: int) -> Iterator[str]:
     """One rank's share of the latent and of the shared expert: whole, tiled, and addressable by a tensor map."""
     for name, whole in (("latent", model.dims.latent), ("shared_intermediate", model.dims.shared_intermediate)):
         if whole % tp:
-            raise SpecError(
+            yield (
                 f"targets: TP {tp} does not divide model.{name} = {whole} "
                 f"({whole} = {whole // tp} * {tp} + {whole % tp}); drop the degree"
             )
+            continue
         share_bytes = whole // tp * BF16_BYTES
         if share_bytes % TMA_ALIGN_BYTES:
-            raise SpecError(
+            yield (
                 f"targets: TP {tp} leaves {whole // tp} columns of model.{name} = {share_bytes} bytes a row; a tensor "
                 f"map needs rows that are multiples of {TMA_ALIGN_BYTES} bytes ({TMA_ALIGN_BYTES // BF16_BYTES} "
                 "columns). Drop the degree"
             )
     i_local, half_tile = model.dims.i_local(tp), BLOCK_M // 2
-    if i_local % half_tile:
-        raise SpecError(
+    if model.dims.shared_intermediate % tp == 0 and i_local % half_tile:
+        yield (
             f"targets: TP {tp} leaves {i_local} shared-expert columns a rank, which is not a multiple of {half_tile} "
             f"({i_local} = {i_local // half_tile} * {half_tile} + {i_local % half_tile}; a shared tile is {half_tile} "
             "gate rows and their up rows); drop the degree"
         )
 
 
-def _check_plans(model: Model) -> None:
-    """Plan every token tile, and some prefill sizes, for each target: what can't be planned can't be declared."""
+def _plan_faults(model: Model) -> Iterator[str]:
+    """Plan every token tile, and some prefill sizes, for each target: what can't be planned can't be declared.
+
+    A refusal that many requests meet is told once, with the first of them.
+    """
+    told: set[str] = set()
     for target in model.targets:
         for tp, sm_count, tokens, partials in _requests(model, target):
             device = DeviceFacts.nominal(target.arch, sm_count)
@@ -163,8 +173,11 @@ def _check_plans(model: Model) -> None:
                 try:
                     plan_route(model, stage=stage, tp=tp, tokens=tokens, partials=count, device=device)
                 except PlanError as error:
+                    if str(error) in told:
+                        continue
+                    told.add(str(error))
                     where = f"{stage}, TP {tp}, {tokens} tokens, {count} partials, {target.arch} with {sm_count} SMs"
-                    raise SpecError(f"{where}: {error}") from None
+                    yield f"{where}: {error}"
 
 
 def _requests(model: Model, target: Target) -> Iterator[tuple[int, int, int, int]]:

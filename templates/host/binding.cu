@@ -29,8 +29,7 @@ struct Binding {
 //% if spec.role == "tail_norm"
     static constexpr cake_host::Shape kShape = cake_host::row_grid(Cfg::kRowsPerCta);
 //% elif spec.role in ("front_gemm", "tail_gemm")
-//% set form = "pair_grid" if spec.arch_family == "sm100" else "persistent_grid"
-    static constexpr cake_host::Shape kShape = cake_host::${form | ident}(Cfg::kBlockM);
+    static constexpr cake_host::Shape kShape = cake_host::${gemm_grid | ident}(Cfg::kBlockM);
 //% else
 //% set parts = spec.tensor_maps | map(attribute="token_parts") | max
 //% set parts = "Cfg::kTokenParts" if parts > 1 else "1"

@@ -41,6 +41,11 @@ def test_diff_compares_head_with_the_working_tree(trees: Path) -> None:
     assert "0 of 1 touched programs compile to the same machine code, byte by byte; NVRTC" in result.output
 
 
+def test_diff_tells_of_its_progress_in_a_pipe(trees: Path) -> None:
+    result = diff(trees)
+    assert "compiled 1 of 2 programs\ncompiled 2 of 2 programs\n" in result.stderr
+
+
 def test_diff_of_some_keys_compares_and_compiles_those_alone(trees: Path) -> None:
     first, second, norm = small_programs()
     write_small_tree(trees, [replace(first, stages=8), replace(second, stages=8), replace(norm, key="norm:e9")])

@@ -232,7 +232,7 @@ def test_show_source_of_a_program_is_that_of_its_first_key(trees: Path) -> None:
 def test_show_names_the_nearest_key(trees: Path) -> None:
     key = next(iter(load_registry(trees / TINY).kernels))
     result = run("show", key[:-2], "--export", trees / TINY)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "the nearest: " in result.stderr
     assert key in result.stderr
 

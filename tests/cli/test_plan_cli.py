@@ -65,6 +65,9 @@ def test_plan_folds_equal_neighbours_into_one_row() -> None:
 def test_plan_json_has_one_exact_object_a_line() -> None:
     result = run("--stage", "front", "--tp", "8", "--tokens", "128:129", "--partials", "3", "--json", *B200)
     decode, prefill = (json.loads(line) for line in result.output.splitlines())
+    for plan in (decode, prefill):
+        assert plan.pop("max_dynamic_smem_bytes") == 232448
+        assert all({"field", "value", "reason"} == set(rule) for rule in plan.pop("rules"))
     request = {"stage": "front", "tp": 8, "partials": 3, "arch": "sm_100a", "sm_count": 148}
     key = "decode:kimi_k3_latent_moe_decode_g94_n128_r7_d1_p0_w0_t7_28_12_k112_0_o3584_c2_la"
     assert decode == {

@@ -90,6 +90,7 @@ def test_plans_of_token_counts_anywhere_equal_their_launch_records(export: str, 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("export", EXPORTS)
 def test_plans_of_all_token_counts_equal_their_launch_records(export: str, arch: str) -> None:

@@ -30,7 +30,8 @@ def test_each_tile_serves_each_stage_and_degree() -> None:
             # the shared expert's columns of a rank, of the tail in K iterations
             columns = constants["I_LOCAL"] if "I_LOCAL" in constants else 64 * constants["K2_ITERS"]
             widths = found.setdefault((entry.program.role, columns), set())
-            widths.add((entry.program.value("kBlockN"), entry.program.value("kTileGroups")))
+            values = {constant.name: constant.value for constant in entry.program.constants}
+            widths.add((values["kBlockN"], values["kTileGroups"]))
     assert set(found) == {(role, 1024 // tp) for role in ("front_gemm", "tail_gemm") for tp in DEGREES}
     tiles = {(tile.block_n, tile.tile_groups) for tile in hopper(model).prefill.tiles}
     assert set(map(frozenset, found.values())) == {frozenset(tiles)}

@@ -32,7 +32,7 @@ def kernels(registry: Registry) -> Iterator[tuple[Program, str]]:
 
 
 def test_family_uses_nothing_of_the_other(registry: Registry) -> None:
-    """Neither a program nor a preamble that it includes; comments may compare."""
+    """Neither a program nor a header that it includes; comments may compare."""
     foreign = {"sm90": r"tcgen05|tmem|cta_group", "sm100": r"wgmma|setmaxnreg"}
     own = {"sm90": "wgmma", "sm100": "tcgen05"}
     found = set()

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 from models import kimi_k3_model, tiny_model
 
 import cakegen
+from cakegen import paths
 from cakegen.arch import ARCHITECTURES
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts
 from cakegen.plan import FAMILIES, family_of, plan_route
 from cakegen.rules import rule_fields
+from cakegen.rules.meaning import MOST, Meaning
 
 PACKAGE = Path(cakegen.__file__).parent
-# who defines the names, and the families' emitters
-MAY_COMPARE = ("arch.py", "emit/")
+# who says what a name means
+MAY_COMPARE = ("arch.py",)
 
 
 def comparisons(text: str) -> list[int]:
@@ -32,7 +35,7 @@ def comparisons(text: str) -> list[int]:
     ]
 
 
-def test_no_family_is_compared_outside_of_the_emitters() -> None:
+def test_no_family_is_compared_by_its_name() -> None:
     found = {
         f"{name}:{line}"
         for file in sorted(PACKAGE.rglob("*.py"))
@@ -41,6 +44,36 @@ def test_no_family_is_compared_outside_of_the_emitters() -> None:
         for line in comparisons(file.read_text(encoding="utf-8"))
     }
     assert found == set()
+    for file in paths.templates_root().rglob("*"):
+        if file.is_file():
+            assert not re.search(r"family\s*[!=]=", file.read_text(encoding="utf-8")), file
+
+
+def legal_values(meaning: Meaning) -> int:
+    """How many values a number's bounds let through."""
+    if meaning.one_of:
+        return len(meaning.one_of)
+    low, high = meaning.at_least or 0, MOST if meaning.at_most is None else meaning.at_most
+    step = meaning.multiple_of or 1
+    return high // step - -(-low // step) + 1
+
+
+def numbers_of(record: type) -> list[tuple[str, Meaning]]:
+    """Every number of a rules' dataclass, those of nested tables among them."""
+    found = []
+    for field in rule_fields(record):
+        nested = numbers_of(field.table) if field.table else [("", field.meaning)]
+        found += [(f"{field.name}.{name}".rstrip("."), meaning) for name, meaning in nested]
+    return found
+
+
+def test_every_threshold_has_several_legal_values() -> None:
+    for family in FAMILIES.values():
+        numbers = numbers_of(family.rules_record)
+        assert len(numbers) > 20
+        assert [name for name, meaning in numbers if legal_values(meaning) < 2] == []
+    assert legal_values(Meaning("a tile", at_least=128, at_most=191, multiple_of=64)) == 1
+    assert legal_values(Meaning("a tile", one_of=(2,))) == 1
 
 
 def test_comparison_with_a_family_is_seen() -> None:

@@ -137,6 +137,17 @@ def test_page_lists_every_letter_with_its_meaning() -> None:
     assert rows == sum(map(len, GRAMMARS.values()))
 
 
+@pytest.mark.parametrize("export", ["kimi_k3_latent_moe", "tiny_latent_moe"])
+def test_show_explains_a_key_of_every_role_on_every_family(export: str) -> None:
+    registry = load_registry(export)
+    keys = {(registry.program(key).role, "@" in key): key for key in registry.kernels}
+    assert len(keys) >= 2 * 4 + 1
+    for key in keys.values():
+        result = CliRunner().invoke(main, ["show", "--explain", key])
+        assert result.exit_code == 0, result.output
+        assert [line.rstrip() for line in result.output.splitlines()] == [line.rstrip() for line in explain_key(key)]
+
+
 def test_show_explains_a_key_of_any_export() -> None:
     result = CliRunner().invoke(
         main, ["show", "--explain", "decode:other_decode_g4_n8_r6_d1_p0_w0_t0_4_0_k1_2_o512_c1"]

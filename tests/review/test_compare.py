@@ -1,4 +1,4 @@
-"""Pairing by key: names are hashes and count for nothing; decisions, texts and preambles do."""
+"""Pairing by key: names are hashes and count for nothing; decisions, texts and headers do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from review_trees import EXPORT, KERNEL, PREAMBLE, PREAMBLE_TEXT, SmallProgram, small_programs, write_small_tree
+from review_trees import EXPORT, HEADER, HEADER_TEXT, KERNEL, SmallProgram, small_programs, write_small_tree
 
 from cakegen.renamed_keys import renamed_keys
 from cakegen.review.compare import ExportReview, FieldChange, compare_trees
@@ -89,13 +89,13 @@ def test_changed_decisions_are_named_with_both_values(tmp_path: Path) -> None:
     assert entry.parts == ("record", "kernel")
 
 
-def test_changed_preamble_is_shown_once_with_the_keys_that_include_it(tmp_path: Path) -> None:
-    review = compare(tmp_path, small_programs(), preamble=PREAMBLE_TEXT.replace("2.0f", "4.0f"))
+def test_changed_header_is_shown_once_with_the_keys_that_include_it(tmp_path: Path) -> None:
+    review = compare(tmp_path, small_programs(), header=HEADER_TEXT.replace("2.0f", "4.0f"))
     assert review.summary == "3 changed, 0 added, 0 removed, 0 unchanged"
     (change,) = review.texts
-    assert (change.part, change.title) == ("preamble", PREAMBLE)
+    assert (change.part, change.title) == ("header", HEADER)
     assert change.keys == tuple(sorted(program.key for program in small_programs()))
-    assert {entry.parts for entry in review.keys} == {("preamble",)}
+    assert {entry.parts for entry in review.keys} == {("header",)}
 
 
 def test_added_key_is_compared_with_the_removed_one_that_is_most_like_it(tmp_path: Path) -> None:

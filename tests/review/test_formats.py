@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hostile_input import WAYS_OUT
 from markdown_it import MarkdownIt
-from review_trees import EXPORT, KERNEL, PREAMBLE, PREAMBLE_TEXT, SmallProgram, small_programs, write_small_tree
+from review_trees import EXPORT, HEADER, HEADER_TEXT, KERNEL, SmallProgram, small_programs, write_small_tree
 
 from cakegen.review import Review, compare_trees, measure_costs, render_html, render_markdown, render_text
 from cakegen.review.html import side_by_side
@@ -35,7 +35,7 @@ def review_of(folder: Path, before: list[SmallProgram], after: list[SmallProgram
 
 @pytest.fixture
 def review(trees: Path) -> Review:
-    """A changed decision, an added key, a changed preamble, a hostile text, and a program that does not compile."""
+    """A changed decision, an added key, a changed header, a hostile text, and a program that does not compile."""
     first, second, norm = small_programs()
     hostile = KERNEL.replace("threadIdx.x ^ 1]", f"threadIdx.x ^ 2] /* {HOSTILE} ``` | */")
     after = [
@@ -43,7 +43,7 @@ def review(trees: Path) -> Review:
         replace(second, key="front:g2_r9@sm_90a", text=f"{KERNEL}int broken = ;\n"),
         norm,
     ]
-    return review_of(trees, small_programs(), after, preamble=PREAMBLE_TEXT.replace("2.0f", "4.0f"))
+    return review_of(trees, small_programs(), after, header=HEADER_TEXT.replace("2.0f", "4.0f"))
 
 
 @pytest.mark.parametrize("render", [render_text, render_markdown, render_html])
@@ -56,7 +56,7 @@ def test_every_format_holds_what_differs(review: Review, render: object) -> None
         "front:g2_r9@sm_90a",
         "replaces front:g2_r4@sm_90a",
         "kNumStages",
-        PREAMBLE,
+        HEADER,
         "cake::twice(staged[threadIdx.x ^ 2]",
         "does not compile",
         "expected an expression",
@@ -67,17 +67,17 @@ def test_every_format_holds_what_differs(review: Review, render: object) -> None
     assert re.search(r"kNumStages\W+4 -> 6|kNumStages 4 -> 6", text)
 
 
-def test_keys_that_differ_in_a_preamble_alone_are_counted_and_named_once(trees: Path) -> None:
+def test_keys_that_differ_in_a_header_alone_are_counted_and_named_once(trees: Path) -> None:
     first, *_ = small_programs()
     programs = [replace(first, key=f"front:g{number}_r4@sm_90a") for number in range(1, 6)]
     after = [replace(programs[0], stages=8), *programs[1:]]
-    review = review_of(trees, programs, after, preamble=PREAMBLE_TEXT.replace("2.0f", "2.00f"))
+    review = review_of(trees, programs, after, header=HEADER_TEXT.replace("2.0f", "2.00f"))
     text, markdown = render_text(review), render_markdown(review)
-    assert "  changed  4 more keys  (a preamble alone; named below its difference)" in text
-    assert "| changed | 4 more keys | a preamble alone; named below its difference |" in markdown
+    assert "  changed  4 more keys  (a header alone)" in text
+    assert "| changed | 4 more keys | a header alone; listed with it |" in markdown
     for shown in (text, markdown):
         assert shown.count(programs[0].key) >= 2
-        assert shown.count(programs[3].key) == 1, "with the preamble's difference"
+        assert shown.count(programs[3].key) == 1, "with the header's difference"
 
 
 def test_text_names_no_program_that_compiles_to_the_same(trees: Path) -> None:
@@ -117,7 +117,7 @@ def test_markdown_table_cells_keep_their_bars(trees: Path) -> None:
     barred = replace(first, key="front:a|b@sm_90a")
     text = render_markdown(review_of(trees, [barred, second, norm], [replace(barred, stages=7), second, norm]))
     (row,) = (line for line in text.splitlines() if line.startswith("| changed"))
-    assert len(re.findall(r"(?<!\\)\|", row)) == 5
+    assert len(re.findall(r"(?<!\\)\|", row)) == 4
 
 
 def hostile_review(folder: Path, name: str) -> Review:
@@ -180,12 +180,12 @@ def test_markdown_keeps_its_limit_and_counts_what_it_leaves_out(review: Review, 
 
 
 def test_markdown_leaves_out_listings_before_the_edit(trees: Path) -> None:
-    """One line of a preamble that 400 keys include: what was edited is the last thing to go."""
+    """One line of a header that 400 keys include: what was edited is the last thing to go."""
     (first, *_) = small_programs()
     programs = [replace(first, key=f"front:g{number}_r4@sm_90a", salt=str(number)) for number in range(400)]
     write_small_tree(trees, programs)
     old = read_trees(trees)[EXPORT]
-    write_small_tree(trees, programs[1:], preamble=PREAMBLE_TEXT.replace("2.0f", "2.5f"))
+    write_small_tree(trees, programs[1:], header=HEADER_TEXT.replace("2.0f", "2.5f"))
     compared = compare_trees(old, read_trees(trees)[EXPORT])
     text = render_markdown(Review("HEAD (1234567)", (compared,), None), 4000)
     assert "return v * 2.5f;" in text
@@ -225,7 +225,7 @@ def test_page_is_whole_balanced_and_loads_nothing(review: Review) -> None:
 
 
 def test_sides_pair_lines_and_mark_what_differs_inside_them(review: Review) -> None:
-    change = next(change for change in review.exports[0].texts if change.part == "preamble")
+    change = next(change for change in review.exports[0].texts if change.part == "header")
     (row,) = (row for row in side_by_side(change) if row.kind == "replace")
     assert [piece for piece, marked in row.before.pieces if marked] == ["2"]
     assert [piece for piece, marked in row.after.pieces if marked] == ["4"]

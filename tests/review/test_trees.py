@@ -147,9 +147,7 @@ def test_tree_of_schema_2_is_paired_with_the_present_layout_by_its_keys(trees: P
     old = read_trees(trees)[EXPORT]
     assert old.kernels == new.kernels
     review = compare_trees(old, new)
-    assert {(entry.status, entry.parts, entry.fields) for entry in review.keys} == {
-        (CHANGED, ("kernel", "preamble"), ())
-    }
+    assert {(entry.status, entry.parts, entry.fields) for entry in review.keys} == {(CHANGED, ("kernel", "header"), ())}
     hunks = [line for change in review.texts if change.part == "kernel" for line in change.unified()]
     assert [line for line in hunks if line[0] in "+-"] == [
         '-#include "cake_small_device_common.cuh"',

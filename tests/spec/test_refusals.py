@@ -297,3 +297,32 @@ def test_sm_count_without_a_plan_is_refused(tmp_path: Path) -> None:
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="No such file"):
         parse_export(tmp_path / "export.toml")
+
+
+def test_all_that_is_wrong_with_shapes_is_told_at_once_with_a_way_out_each(tmp_path: Path) -> None:
+    tiny = tiny_model()
+    model = dataclasses.replace(
+        tiny,
+        dims=dataclasses.replace(tiny.dims, hidden=520, experts=392),
+        max_tokens=16,
+        targets=(Target("sm_90a", (1, 3, 5), (132,)),),
+        blackwell=None,
+    )
+    lines = refusal(tmp_path, model_toml(model)).splitlines()
+    for field, way_out in (
+        ("requests.max_tokens = 16 is below", "raise the first or drop the token tile"),
+        ("model.experts = 392 is not a multiple of 128", "Use a multiple, such as 512"),
+        ("model.hidden = 520 is not a multiple of 128", "Use a multiple, such as 640"),
+        ("TP 3 does not divide model.latent", "drop the degree"),
+        ("TP 5 does not divide model.latent", "drop the degree"),
+    ):
+        (line,) = (line for line in lines if field in line)
+        assert way_out in line
+    assert len(lines) == len(set(lines))
+
+
+def test_a_refusal_of_many_plans_is_told_once(tmp_path: Path) -> None:
+    text = model_toml(tiny_model()).replace("max_stages = 12", "max_stages = 2", 1)
+    reasons = [line.partition(" SMs: ")[2] for line in refusal(tmp_path, text).splitlines()]
+    assert len(reasons) == len(set(reasons)) > 1
+    assert all("Raise " in reason for reason in reasons)

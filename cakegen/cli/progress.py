@@ -1,0 +1,47 @@
+"""Progress of a long command, on stderr: a bar on a terminal, else a line now and then. Imports click and rich."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+_LINES = 20
+"""So many lines at most tell of progress where stderr is no terminal: a log should not be made of them."""
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Any]:
+    """A function to call with the name of each finished program of `total`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(total)
+        return
+    columns = (
+        TextColumn("compile"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+def _lines(total: int) -> Any:
+    step = max(1, -(-total // _LINES))
+    done = 0
+
+    def advance(_name: str) -> None:
+        nonlocal done
+        done += 1
+        if done % step == 0 or done == total:
+            click.echo(f"compiled {done} of {total} programs", err=True)
+
+    return advance

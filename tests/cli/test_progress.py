@@ -1,0 +1,18 @@
+"""Progress of a long command where stderr is no terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from cakegen.cli.progress import progress
+
+
+@pytest.mark.parametrize(("total", "lines"), [(0, 0), (3, 3), (20, 20), (812, 20)])
+def test_progress_in_a_pipe_is_a_line_now_and_then(total: int, lines: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(total) as advance:
+        for number in range(total):
+            advance(f"program {number}")
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == lines
+    if total:
+        assert shown[-1] == f"compiled {total} of {total} programs"
