@@ -14,7 +14,8 @@ import cakegen
 ROOT = Path(cakegen.__file__).parent
 LEAVES = {"errors", "compiler_flags", "plain_files", "visible"}
 ALLOWED = {
-    "__init__": set(),
+    "version": set(),
+    "__init__": {"version"},
     "errors": set(),
     "paths": set(),
     "compiler_flags": set(),
@@ -40,7 +41,7 @@ ALLOWED = {
     "doctor": LEAVES | {"arch", "known_faults", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
     "bench": LEAVES
     | {"arch", "measured", "model", "operands", "paths", "plan", "registry", "rules"}
-    | {"compile", "emit", "runtime", "__init__"},
+    | {"compile", "emit", "runtime", "version", "__init__"},
 }
 FORBIDDEN = {
     "plan": {"torch", "numpy", "pydantic", "jinja2", "click", "cuda", "pathlib", "os", "io"},
