@@ -37,6 +37,7 @@ ALLOWED = {
     "emit": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "rules"},
     "runtime": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules", "compile", "runtime"},
+    "compat": LEAVES | {"operands", "runtime"},
     "review": LEAVES | {"compile", "registry", "renamed_keys"},
     "doctor": LEAVES | {"arch", "known_faults", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
     "bench": LEAVES
@@ -49,6 +50,7 @@ FORBIDDEN = {
     "emit": {"torch", "pydantic", "click", "cuda"},
     "compile": {"torch", "jinja2", "pydantic", "click"},
     "runtime": {"jinja2", "pydantic", "click"},
+    "compat": {"jinja2", "pydantic", "click", "flashinfer"},
     "emulator": {"jinja2", "pydantic", "click", "cuda"},
     "doctor": {"jinja2", "pydantic", "click", "cuda"},
     "bench": {"jinja2", "pydantic", "click"},

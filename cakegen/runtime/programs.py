@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from cakegen import compile as compilation
 from cakegen.compile.bundle import find_bundle
-from cakegen.errors import CompileError, LaunchError
+from cakegen.errors import CompileError, LaunchError, UnregisteredError
 from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program, Registry
 from cakegen.runtime import driver
@@ -190,14 +190,14 @@ def check_registered(registry: Registry, plan: Plan, where: str) -> None:
 
     Raises
     ------
-    LaunchError
+    UnregisteredError
         As said; the message names the program and the SM counts that the export is for.
     """
     for launch in plan.launches:
         if launch.key not in registry.kernels:
             target = registry.model.target(plan.device.arch)
             counts = ", ".join(str(count) for count in target.sm_counts) if target else "none"
-            raise LaunchError(
+            raise UnregisteredError(
                 f"{plan.stage}: T = {plan.tokens}, TP {plan.tp}, P = {plan.partials} on {where} "
                 f"({plan.device.sm_count} SMs, {plan.device.resident_pairs} resident pairs) needs {launch.key}, "
                 f"which {registry.export} does not hold; it is for {counts} SMs. Add the count to its target."
