@@ -36,6 +36,18 @@ class LaunchError(CakeError):
     """An operand, a device or a launch was refused; or a launched program reported a fault."""
 
 
+class OperandError(LaunchError, ValueError):
+    """An operand or an option of a call has a value that the call can't take."""
+
+
+class OperandKindError(LaunchError, TypeError):
+    """An operand or an option of a call is of a wrong kind: no tensor, no whole number, no flag."""
+
+
+class UnregisteredError(LaunchError, NotImplementedError):
+    """A plan needs a program that the export does not hold, since it is not for such a device."""
+
+
 class EmulationError(CakeError):
     """The emulator met a fault or an instruction it does not model."""
 

@@ -73,6 +73,11 @@ class Model:
     hopper: HopperRules | None
     blackwell: BlackwellRules | None
 
+    @property
+    def tp_degrees(self) -> tuple[int, ...]:
+        """The TP degrees that some target has, rising."""
+        return tuple(sorted({tp for target in self.targets for tp in target.tp_degrees}))
+
     def target(self, arch: str) -> Target | None:
         """The target for an architecture, or None where the export does not serve it."""
         return next((t for t in self.targets if t.arch == arch), None)

@@ -1,6 +1,6 @@
 """Leaf module: where templates, exports and generated trees live, in a checkout or in an installed wheel.
 
-A wheel carries the three folders under `cakegen/_data`; a checkout has them beside the package. Nothing is ever
+A wheel carries these folders under `cakegen/_data`; a checkout has them beside the package. Nothing is ever
 written into an installed package.
 """
 
@@ -34,6 +34,11 @@ def exports_root() -> Path:
 def generated_root() -> Path:
     """One folder an export, each written by `cakegen export`."""
     return shipped_root() / "generated"
+
+
+def docs_root() -> Path:
+    """The pages, as Markdown; a checkout has pictures beside them."""
+    return shipped_root() / "docs"
 
 
 def is_path(name: str | Path) -> bool:

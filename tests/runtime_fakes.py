@@ -290,7 +290,7 @@ class FakeCompiler:
 
     def cached_cubin(self, request: Any) -> Any:
         self.compiled.append(request.key)
-        return SimpleNamespace(cubin=b"cubin of " + request.key.encode())
+        return SimpleNamespace(cubin=b"cubin of " + request.key.encode(), cached=False)
 
     def compile_many(self, requests: list[Any], workers: int | None = None, on_done: Any = None) -> list[Any]:
         outcomes = []

@@ -14,7 +14,8 @@ import cakegen
 ROOT = Path(cakegen.__file__).parent
 LEAVES = {"errors", "compiler_flags", "plain_files", "visible"}
 ALLOWED = {
-    "__init__": set(),
+    "version": set(),
+    "__init__": {"version"},
     "errors": set(),
     "paths": set(),
     "compiler_flags": set(),
@@ -36,11 +37,12 @@ ALLOWED = {
     "emit": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "rules"},
     "runtime": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules", "compile", "runtime"},
+    "compat": LEAVES | {"operands", "runtime"},
     "review": LEAVES | {"compile", "registry", "renamed_keys"},
     "doctor": LEAVES | {"arch", "known_faults", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},
     "bench": LEAVES
     | {"arch", "measured", "model", "operands", "paths", "plan", "registry", "rules"}
-    | {"compile", "emit", "runtime", "__init__"},
+    | {"compile", "emit", "runtime", "version", "__init__"},
 }
 FORBIDDEN = {
     "plan": {"torch", "numpy", "pydantic", "jinja2", "click", "cuda", "pathlib", "os", "io"},
@@ -48,6 +50,7 @@ FORBIDDEN = {
     "emit": {"torch", "pydantic", "click", "cuda"},
     "compile": {"torch", "jinja2", "pydantic", "click"},
     "runtime": {"jinja2", "pydantic", "click"},
+    "compat": {"jinja2", "pydantic", "click", "flashinfer"},
     "emulator": {"jinja2", "pydantic", "click", "cuda"},
     "doctor": {"jinja2", "pydantic", "click", "cuda"},
     "bench": {"jinja2", "pydantic", "click"},

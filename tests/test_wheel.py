@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cakegen.compile import load_nvrtc
+from cakegen.version import full_version
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
@@ -53,11 +54,44 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     _run([sys.executable, "-m", "venv", "--without-pip", folder], folder)
     python = folder / "bin" / "python"
-    install = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
-    _run([sys.executable, *install, wheel], folder)
+    install = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    _run([sys.executable, *install, wheel], folder)  # with bytecode, as pip leaves it
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder
+
+
+def test_installed_wheel_passes_its_own_check_and_names_its_commit(environment: Path, tmp_path: Path) -> None:
+    assert list(environment.rglob("_data/generated/*/__pycache__/*.pyc")), "pip compiled the registries"
+    checked = _run([environment / "bin/cakegen", "export", "tiny_latent_moe", "--check"], tmp_path)
+    assert checked.count("0 changed") == 2
+    version = _run([environment / "bin/python", "-m", "cakegen.cli.main", "--version"], tmp_path).strip()
+    assert version == full_version()
+    assert "cakegen emulate --cuda" in _run([environment / "bin/cakegen", "docs", "emulate-launch"], tmp_path)
+
+
+def test_installed_wheel_without_torch_lists_plans_compiles_and_says_what_is_missing(
+    environment: Path, tmp_path: Path
+) -> None:
+    python, key = environment / "bin/python", "tail_norm:e0@sm_90a"
+    start = "import sys; sys.modules['torch'] = None; from cakegen.cli.main import main; main(sys.argv[1:])"
+    settings = {"CAKEGEN_CACHE_DIR": str(tmp_path / "cache"), "CAKEGEN_NVRTC": str(load_nvrtc().path)}
+    for words in (
+        ("list", "--export", "tiny_latent_moe"),
+        ("plan", "--stage", "front", "--tp", "8", "--tokens", "200"),
+        ("compile", "--export", "tiny_latent_moe", key),
+    ):
+        _run([python, "-c", start, *words], tmp_path, **settings)
+    refused = subprocess.run(
+        [python, "-c", start, "emulate", key, "--export", "tiny_latent_moe"],
+        cwd=tmp_path,
+        env=_only(**settings),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert "this needs the package torch, which is not installed" in refused.stderr
 
 
 def _tree(export: str) -> Path:
@@ -71,7 +105,10 @@ def test_wheel_holds_every_template_export_and_generated_file(wheel: Path) -> No
         assert files
         assert {f"cakegen/_data/{path.relative_to(ROOT)}" for path in files} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert "cakegen/review/page.html" in names
+    assert {"cakegen/review/page.html", "cakegen/py.typed"} <= names
+    pages = {f"cakegen/_data/{page.relative_to(ROOT)}" for page in (ROOT / "docs").rglob("*.md")}
+    assert len(pages) > 20
+    assert pages <= names
     assert not [name for name in names if name.startswith(("tests/", "templates/", "generated/"))]
 
 
@@ -188,4 +225,4 @@ def test_read_only_wheel_makes_and_takes_a_bundle_the_latter_without_a_compiler(
         _run_in(bundled, [*bound, cakegen, "doctor", "--json", "--export", "tiny_latent_moe"], tmp_path).stdout
     )
     states = {finding["topic"]: finding["state"] for finding in told["findings"]}
-    assert (states["nvrtc"], states["bundle"]) == ("absent", "ok")
+    assert (states["nvrtc"], states["bundle"]) == ("absent", "absent"), "one program of many"

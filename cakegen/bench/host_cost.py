@@ -21,9 +21,11 @@ from cakegen.bench.rows import STAGES, Row
 from cakegen.bench.stats import summarise
 from cakegen.bench.timing import Call
 from cakegen.errors import CakeError
+from cakegen.model import Model
 from cakegen.runtime import LatentMoe
 
 HOST_TP = 8
+"""Measured at this degree, or the largest below it that the export has."""
 HOST_TOKENS = (1, 64)
 _BATCHES = 25
 _BATCH_CALLS = 50
@@ -37,12 +39,12 @@ torch.zeros(1, device="cuda").item()
 start = time.perf_counter()
 from cakegen.registry import load_registry
 from cakegen.runtime import LatentMoe
-moe = LatentMoe(load_registry(sys.argv[1]))
+moe, tp = LatentMoe(load_registry(sys.argv[1])), int(sys.argv[2])
 dims = moe.model.dims
 def made(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype, device="cuda")
-weights = made(dims.experts, dims.hidden), made(dims.latent, dims.hidden), made(2 * dims.i_local(8), dims.hidden)
-outputs = made(1, dims.experts, dtype=torch.float32), made(1, dims.latent), made(1, dims.i_local(8))
+weights = made(dims.experts, dims.hidden), made(dims.latent, dims.hidden), made(2 * dims.i_local(tp), dims.hidden)
+outputs = made(1, dims.experts, dtype=torch.float32), made(1, dims.latent), made(1, dims.i_local(tp))
 moe.front(made(1, dims.hidden), *weights, *outputs)
 torch.cuda.synchronize()
 print(time.perf_counter() - start)
@@ -50,14 +52,21 @@ print(time.perf_counter() - start)
 
 
 def measure_host(bench: Bench) -> Iterator[dict[str, Any]]:
-    """A record for each stage and T of `HOST_TOKENS` at TP 8 that is served, then one of a new process."""
+    """A record for each stage and T of `HOST_TOKENS` at one TP degree, then one of a new process."""
+    tp = host_tp(bench.moe.model)
     for stage in STAGES:
         for tokens in HOST_TOKENS:
             try:
-                yield _measure_call(bench, Row(stage, HOST_TP, tokens))
+                yield _measure_call(bench, Row(stage, tp, tokens))
             except CakeError as error:
-                yield {"stage": stage, "tp": HOST_TP, "tokens": tokens, "problem": str(error)}
-    yield _measure_first_result(bench)
+                yield {"stage": stage, "tp": tp, "tokens": tokens, "problem": str(error)}
+    yield _measure_first_result(bench, tp)
+
+
+def host_tp(model: Model) -> int:
+    """`HOST_TP`, or the degree of the export that is nearest to it from below, else the smallest."""
+    degrees = model.tp_degrees
+    return max((tp for tp in degrees if tp <= HOST_TP), default=degrees[0])
 
 
 def _measure_call(bench: Bench, row: Row) -> dict[str, Any]:
@@ -103,11 +112,11 @@ def _prepare_us(moe: LatentMoe, bench: Bench, case: Any) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def _measure_first_result(bench: Bench) -> dict[str, Any]:
+def _measure_first_result(bench: Bench, tp: int) -> dict[str, Any]:
     """Seconds from the import of cakegen to a first result, in a new process that has torch and a context."""
     root = str(Path(cakegen.__file__).resolve().parents[1])
     path = os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
-    command = (sys.executable, "-c", _FIRST_RESULT, str(bench.moe.registry.root))
+    command = (sys.executable, "-c", _FIRST_RESULT, str(bench.moe.registry.root), str(tp))
     try:
         done = subprocess.run(
             command,
@@ -119,6 +128,7 @@ def _measure_first_result(bench: Bench) -> dict[str, Any]:
         )
         return {"first_result_s": float(done.stdout)}
     except subprocess.CalledProcessError as error:
-        return {"problem": f"first result: {error.stderr.strip()[-300:]}"}
+        # its last line is the error's own message; what stands above is our script
+        return {"problem": f"first result: {error.stderr.strip().rpartition(chr(10))[2][-300:]}"}
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         return {"problem": f"first result: {error}"}

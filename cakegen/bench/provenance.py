@@ -6,10 +6,8 @@ Whatever can't be read is recorded as the reason why.
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +16,8 @@ import cakegen
 from cakegen.compile import load_nvrtc
 from cakegen.errors import CakeError
 from cakegen.runtime import driver
+from cakegen.version import COMMIT_VARIABLE, find_commit
 
-COMMIT_VARIABLE = "CAKEGEN_COMMIT"
 _SMI_FIELDS = (
     "name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit",
     "temperature.gpu", "pstate",
@@ -52,16 +50,8 @@ def device_name(device: torch.device) -> str:
 
 
 def read_commit() -> str:
-    """`CAKEGEN_COMMIT`, else what git says of the source tree, with `+` where it was changed."""
-    named = os.environ.get(COMMIT_VARIABLE)
-    if named:
-        return named
-    root = Path(cakegen.__file__).resolve().parents[1]
-    if not (root / ".git").exists():
-        return f"unknown (no git checkout; set {COMMIT_VARIABLE})"
-    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    changed = _output("git", "-C", str(root), "status", "--porcelain")
-    return f"{commit}{'+' if changed else ''}"
+    """`CAKEGEN_COMMIT`, else what git or the installed package says; with `+` where it was changed."""
+    return find_commit() or f"unknown (no git checkout; set {COMMIT_VARIABLE})"
 
 
 def read_clocks(device: torch.device) -> dict[str, str]:

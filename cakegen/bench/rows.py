@@ -60,6 +60,7 @@ def select_rows(
     stages: Sequence[str] = (),
     tps: Sequence[int] = (),
     tokens: Sequence[int] = (),
+    served: Sequence[int] = FULL_TPS,
 ) -> tuple[Row, ...]:
     """The rows of a named table, by stage, TP and rising T.
 
@@ -72,6 +73,8 @@ def select_rows(
         The model's decode limit.
     stages, tps, tokens
         Each, where given, stands for the table's own list; `tokens` is then taken as it is.
+    served
+        TP degrees that the export has: the table's own list loses the others.
 
     Raises
     ------
@@ -84,7 +87,10 @@ def select_rows(
     if unknown:
         raise BenchError(f"stage {unknown[0]!r} is not known; known: {', '.join(STAGES)}")
     counts = sorted(set(tokens)) if tokens else _tokens_of(table, decode_max_tokens)
-    degrees = sorted(set(tps)) if tps else (FULL_TPS if table == "full" else MAIN_TPS)
+    own = FULL_TPS if table == "full" else MAIN_TPS
+    degrees = sorted(set(tps)) if tps else [tp for tp in own if tp in served]
+    if not degrees:
+        raise BenchError(f"rows {table!r} are of TP {list(own)}; the export has TP {list(served)}. Name some with --tp")
     if not counts or counts[0] < 1 or degrees[0] < 1:
         raise BenchError(f"rows {table!r}: T and TP must be at least 1; got T {list(counts)}, TP {list(degrees)}")
     return tuple(

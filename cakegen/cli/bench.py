@@ -91,7 +91,9 @@ def bench_command(
         from cakegen.bench.measure import Settings
         from cakegen.bench.session import Run, run_bench
 
-        rows = select_rows(table, DECODE_TOKENS, stages=stages, tps=tps, tokens=tokens)
+        rows = select_rows(
+            table, DECODE_TOKENS, stages=stages, tps=tps, tokens=tokens, served=registry.model.tp_degrees
+        )
         names = (libraries or tuple(LIBRARIES)) if with_libraries else ()
         settings = Settings(repeats=repeats, rivals=rivals, libraries=names, search=search, seed=seed)
         run = Run(rows, settings, chains, host)

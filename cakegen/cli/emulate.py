@@ -95,7 +95,7 @@ _NOT_BOTH = "KEY says what to run; leave out --stage, --tp and --tokens"
 )
 @click.option("--ptx", type=_FILE, help="A PTX file whose kernels --launch runs; not with KEY.")
 @click.option("--cuda", type=_FILE, help="The same of a CUDA file, compiled by NVRTC first.")
-@click.option("--launch", type=_FILE, help="JSON: buffers, launches, arguments (docs/emulate-launch.md).")
+@click.option("--launch", type=_FILE, help="JSON: buffers, launches, arguments (`cakegen docs emulate-launch`).")
 @click.option("--entry", help="The kernel of launches that name none.")
 @click.option("--out", type=_FOLDER, help="Folder for the buffers that the launches may write, as NAME.npy.")
 @click.option("--no-checks", is_flag=True, help="Look for no races and missing proxy fences; faster.")

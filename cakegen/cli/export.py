@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from cakegen.model import Model
 
 ALL_KEYS = "*"
+INSTALL_AGAIN = (
+    "This tree belongs to an installed package, into which no export writes: install cakegen again (pip install "
+    "--force-reinstall --no-deps), and keep a tree of your own elsewhere (`cakegen export NAME --dest DIR`)."
+)
 WALKS = "walks"
 """Folder in the cache, of what exports reach."""
 
@@ -147,6 +151,7 @@ def _write(trees: list[RenderedTree], layout: Layout, root: Path) -> None:
 def _check(
     trees: list[RenderedTree], files: list[Path], layout: Layout, root: Path, name: str | None, dest: Path | None
 ) -> None:
+    from cakegen import paths
     from cakegen.emit import check_tree, shared_files
     from cakegen.errors import SealError
     from cakegen.registry import SHARED_FOLDER
@@ -159,9 +164,10 @@ def _check(
             0, (SHARED_FOLDER, shared_files(root, trees), f"cakegen export{f' {name}' if name else ''}{end}")
         )
     faults = _orphans(root, files) if name is None and dest is None else []
+    remedy = None if dest is not None or paths.is_checkout() else INSTALL_AGAIN
     for folder, texts, command in folders:
         try:
-            click.echo(f"{folder}: {check_tree(root / folder, texts, command).summary}")
+            click.echo(f"{folder}: {check_tree(root / folder, texts, command, remedy).summary}")
         except SealError as error:
             faults.append(str(error))
     if faults:

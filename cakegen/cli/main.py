@@ -24,6 +24,7 @@ COMMANDS = {
     "mutate": "cakegen.cli.mutate:mutate_command",
     "bench": "cakegen.cli.bench:bench_command",
     "tune": "cakegen.cli.tune:tune_command",
+    "docs": "cakegen.cli.docs:docs_command",
     "doctor": "cakegen.cli.doctor:doctor_command",
     "demo": "cakegen.cli.demo:demo_command",
     "completion": "cakegen.cli.completion:completion_command",
@@ -70,6 +71,9 @@ def _words(error: Exception) -> str:
     """An error's message; of a file, its name and what is wrong with it."""
     from cakegen.visible import visible
 
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return f"this needs the package {package}, which is not installed. Install it; `cakegen doctor` looks for more."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return visible(f"{os.fsdecode(error.filename)}: {error.strerror}")
     return visible(str(error), "\n\t")
@@ -99,3 +103,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
 )
 def main() -> None:
     """Declared shapes in; readable GPU programs, and their launches, out."""
+
+
+if __name__ == "__main__":
+    main(prog_name="cakegen")

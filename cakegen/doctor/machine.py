@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cakegen import __version__, paths
-from cakegen.compile.bundle import BUNDLE_VARIABLE, KEY_VARIABLE, open_bundle
+from cakegen.compile.bundle import BUNDLE_VARIABLE, KEY_VARIABLE
 from cakegen.compile.cache_folder import CACHE_VARIABLE, cache_root
 from cakegen.compile.inventory import list_files, read_entries
 from cakegen.compile.nvrtc import NVRTC_PATH_VARIABLE, load_nvrtc
+from cakegen.doctor.bundles import examine_bundles
 from cakegen.doctor.finding import ABSENT, OK, PROBLEM, Finding
 from cakegen.errors import CakeError, CompileError, LaunchError
 from cakegen.known_faults import KNOWN_FAULTS
@@ -60,7 +61,7 @@ def examine_machine(export: str) -> Iterator[Finding]:
     yield _nvrtc(arches)
     yield from _known_faults(arches)
     yield _cache()
-    yield from _bundles()
+    yield from examine_bundles(registry)
     yield from _settings()
 
 
@@ -196,21 +197,6 @@ def _write_refusal(folder: Path) -> str:
             return ""
     except OSError as error:
         return f"{folder}: {error.strerror}"
-
-
-def _bundles() -> Iterator[Finding]:
-    for part in os.environ.get(BUNDLE_VARIABLE, "").split(os.pathsep):
-        if not part:
-            continue
-        try:
-            bundle = open_bundle(Path(part))
-        except CompileError as error:
-            yield Finding("bundle", PROBLEM, str(error), {"path": part})
-            continue
-        arches = sorted({line.arch for line in bundle.programs.values()})
-        text = f"{part}: {len(bundle.programs)} programs of {bundle.export} for {', '.join(arches) or 'no target'}"
-        facts = {"path": part, "export": bundle.export, "programs": len(bundle.programs), "arches": arches}
-        yield Finding("bundle", OK, text, facts)
 
 
 def _settings() -> Iterator[Finding]:

@@ -88,13 +88,17 @@ def _compare(root: Path, files: Mapping[str, str]) -> TreeDifference:
     return TreeDifference(tuple(changed), tuple(edited), tuple(missing), stale, same)
 
 
-def check_tree(root: Path, files: Mapping[str, str], command: str | None = None) -> TreeDifference:
+def check_tree(
+    root: Path, files: Mapping[str, str], command: str | None = None, remedy: str | None = None
+) -> TreeDifference:
     """Refuse a tree that is not exactly what its export writes.
 
     Parameters
     ----------
     command
         What to run in order to write the tree again, for the message; `cakegen export <folder's name>` by default.
+    remedy
+        What the message ends with where no command writes this tree.
 
     Raises
     ------
@@ -113,11 +117,10 @@ def check_tree(root: Path, files: Mapping[str, str], command: str | None = None)
     foreign = [name for name in difference.stale if _is_foreign(root / name)]
     lines += [f"  stale            {name}" for name in difference.stale if name not in foreign]
     lines += [f"  not generated    {name}" for name in foreign]
-    remedy = command or f"cakegen export {root.name}"
     first = "move hand edits into a template or the export"
     if foreign:
         first += ", and away what no export wrote,"
-    lines.append(f"Run `{remedy}` to write it again; {first} first.")
+    lines.append(remedy or f"Run `{command or f'cakegen export {root.name}'}` to write it again; {first} first.")
     raise SealError("\n".join(lines))
 
 
@@ -229,8 +232,17 @@ def _only_user(folder: Path) -> Iterator[None]:
 
 
 def _files_below(root: Path) -> set[str]:
-    """Whatever is no folder: files, links (to folders too), and what is neither."""
-    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_symlink() or not path.is_dir()}
+    """Whatever is no folder: files, links (to folders too), and what is neither; but not Python's own bytecode."""
+    found = (path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(root).as_posix() for path in found if not _is_bytecode(path)}
+
+
+def _is_bytecode(path: Path) -> bool:
+    """Whether Python keeps a file beside a module that is there: pip compiles a registry that it installs."""
+    folder = path.parent
+    if folder.name != "__pycache__" or folder.is_symlink() or path.suffix != ".pyc" or path.is_symlink():
+        return False
+    return path.is_file() and (folder.parent / f"{path.name.partition('.')[0]}.py").is_file()
 
 
 def _content(path: Path) -> bytes:

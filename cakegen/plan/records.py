@@ -274,3 +274,8 @@ class Plan:
     device: DeviceFacts
     launches: tuple[Launch, ...]
     rules: tuple[Rule, ...]
+
+    @property
+    def route(self) -> str:
+        """`decode` or `prefill`: which programs serve it."""
+        return "decode" if any(isinstance(launch.form, DecodeForm) for launch in self.launches) else "prefill"

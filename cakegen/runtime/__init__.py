@@ -1,20 +1,25 @@
 """Runs generated programs: validation, planning, loading, launching. Never imports spec, emit, jinja2, pydantic, click.
 
-Importing this package needs no driver; the first launch does.
+Importing this package needs neither torch nor a driver: the names below are imported when they are first asked for.
 """
 
 from __future__ import annotations
 
-import torch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from cakegen.model import DeviceFacts
 from cakegen.registry import load_registry
 from cakegen.runtime.guard import GuardedLock
-from cakegen.runtime.latent_moe import LatentMoe
-from cakegen.runtime.packing import pack_weight, unpack_weight
-from cakegen.runtime.prepared import Outputs, Runner
-from cakegen.runtime.release import release_device_memory
-from cakegen.runtime.workspace import Workspace
+
+if TYPE_CHECKING:
+    import torch
+
+    from cakegen.model import DeviceFacts
+    from cakegen.runtime.latent_moe import LatentMoe
+    from cakegen.runtime.packing import pack_weight, unpack_weight
+    from cakegen.runtime.prepared import Outputs, Runner
+    from cakegen.runtime.release import release_device_memory
+    from cakegen.runtime.workspace import Workspace
 
 __all__ = [
     "LatentMoe",
@@ -33,12 +38,31 @@ __all__ = [
 ]
 
 
+_HOMES = {
+    "LatentMoe": "latent_moe",
+    "Outputs": "prepared",
+    "Runner": "prepared",
+    "Workspace": "workspace",
+    "pack_weight": "packing",
+    "release_device_memory": "release",
+    "unpack_weight": "packing",
+}
 _shared_lock = GuardedLock("loading an export")
 _shared: dict[str, LatentMoe] = {}
 
 
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is asked for: `cakegen doctor` looks at a machine that may have none."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
 def shared_latent_moe(export: str) -> LatentMoe:
     """The one `LatentMoe` of an export that a process shares, and with it the loaded programs."""
+    from cakegen.runtime.latent_moe import LatentMoe
+
     found = _shared.get(export)
     if found is None:
         with _shared_lock:

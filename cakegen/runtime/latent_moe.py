@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cakegen.errors import CakeError, LaunchError
+from cakegen.errors import CakeError, LaunchError, OperandError, OperandKindError
 from cakegen.model import DeviceFacts
 from cakegen.operands import FRONT, TAIL, named
 from cakegen.plan import family_of
@@ -275,7 +275,7 @@ class LatentMoe:
                 return EmptyRunner(request, None)
             return prepare_emulated(self.registry, request, facts, self._compile_flags)
         if request.device.type != "cuda":
-            raise LaunchError(
+            raise OperandError(
                 f"{request.stage}: backend='auto' launches generated programs and needs CUDA tensors; got tensors on "
                 f"{request.device}. backend='emulator' runs the same programs on the CPU; backend='reference' computes "
                 "with torch on any device."
@@ -314,15 +314,17 @@ class LatentMoe:
 def _check_options(request: Request, backend: str, workspace: Any, arch: object, overlap: object) -> None:
     check_flag(request.stage, "overlap", overlap)
     if arch is not None and backend != "emulator":
-        raise LaunchError(
+        raise OperandError(
             f"{request.stage}: arch={arch!r} says what backend='emulator' plans for; backend={backend!r} takes none."
         )
     if backend not in BACKENDS:
-        raise LaunchError(f"{request.stage}: backend must be one of {', '.join(BACKENDS)}; got {backend!r}.")
+        raise OperandError(f"{request.stage}: backend must be one of {', '.join(BACKENDS)}; got {backend!r}.")
     if workspace is not None and not isinstance(workspace, Workspace):
-        raise LaunchError(f"{request.stage}: workspace must be a Workspace or None; got {type(workspace).__name__}.")
+        raise OperandKindError(
+            f"{request.stage}: workspace must be a Workspace or None; got {type(workspace).__name__}."
+        )
     if workspace is not None and workspace.device != request.device:
-        raise LaunchError(
+        raise OperandError(
             f"{request.stage}: the workspace is on {workspace.device}, operands on {request.device}; make one there."
         )
 

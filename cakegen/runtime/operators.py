@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from cakegen.errors import LaunchError
+from cakegen.errors import LaunchError, OperandError
 from cakegen.model import ModelDims
 from cakegen.operands import STAGES, named, shape_of
-from cakegen.runtime import driver, kimi_k3_latent_moe
+from cakegen.runtime import driver, kimi_k3_latent_moe, shared_latent_moe
 from cakegen.runtime.guard import GuardedLock
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.prepared import Runner
@@ -168,7 +168,7 @@ def define_operators(moe: LatentMoe, *, cpu_backend: str | None = None) -> Opera
     """
     export = moe.registry.export
     if cpu_backend is not None and cpu_backend not in CPU_BACKENDS:
-        raise LaunchError(f"define_operators: cpu_backend is {' or '.join(CPU_BACKENDS)}; got {cpu_backend!r}.")
+        raise OperandError(f"define_operators: cpu_backend is {' or '.join(CPU_BACKENDS)}; got {cpu_backend!r}.")
     with _defined_lock:
         if export not in _defined:
             _defined[export] = _define(export, moe, cpu_backend or "reference")
@@ -184,6 +184,19 @@ def define_operators(moe: LatentMoe, *, cpu_backend: str | None = None) -> Opera
             f"operator by its name alone. Name {cpu_backend!r} at the first definition in the process."
         )
     return found.operators
+
+
+def operators_of(export: str) -> Operators:
+    """The operators of an export as this process defined them, or those of the shipped export of that name.
+
+    Raises
+    ------
+    RegistryError
+        None are defined, and no such export is shipped.
+    """
+    with _defined_lock:
+        found = _defined.get(export)
+    return define_operators(shared_latent_moe(export)) if found is None else found.operators
 
 
 def _define(export: str, moe: LatentMoe, cpu_backend: str) -> _Defined:
@@ -205,10 +218,18 @@ def _define_stage(library: Any, name: str, stage: str, moe: LatentMoe, calls: Pr
         return _empty_outputs(stage, moe.model.dims, inputs)
 
     def launch(*inputs: torch.Tensor, **options: Any) -> None:
+        if torch.is_grad_enabled():
+            refuse_gradients(name, inputs)
         calls.run(prepare, inputs, options)
 
     def compute(*inputs: torch.Tensor, **options: Any) -> None:
+        if torch.is_grad_enabled():
+            refuse_gradients(name, inputs)
         call(*inputs, **options, backend=cpu_backend)
+
+    def fake(*inputs: torch.Tensor, **_: Any) -> Tensors:
+        refuse_gradients(name, inputs)
+        return allocate(inputs)
 
     def functional(run: Callable[..., None]) -> Callable[..., Tensors]:
         def of_inputs(*inputs: torch.Tensor, overlap: bool = False, **of_rank: int) -> Tensors:
@@ -219,7 +240,22 @@ def _define_stage(library: Any, name: str, stage: str, moe: LatentMoe, calls: Pr
         return of_inputs
 
     _define_schemas(library, name, stage)
-    _implement(library, name, functional, launch, compute, lambda *inputs, **_: allocate(inputs))
+    _implement(library, name, functional, launch, compute, fake)
+
+
+def refuse_gradients(name: str, inputs: Tensors) -> None:
+    """Refuse an input that autograd records: no gradient would flow through, and nothing would say so.
+
+    Raises
+    ------
+    LaunchError
+        One is.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        raise LaunchError(
+            f"{NAMESPACE}::{name}: inputs must need no gradient, since there is no backward pass; autograd records "
+            "one. Call under torch.inference_mode() or torch.no_grad(), or detach the inputs."
+        )
 
 
 def _define_schemas(library: Any, name: str, stage: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cakegen.errors import LaunchError
+from cakegen.errors import OperandError
 from cakegen.runtime.tensor_map import CHUNK_COLS
 
 
@@ -22,11 +22,11 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 
     Raises
     ------
-    LaunchError
+    OperandError
         The weight is no matrix of whole chunks.
     """
     if weight.dim() != 2 or weight.shape[1] % CHUNK_COLS:
-        raise LaunchError(
+        raise OperandError(
             f"pack_weight: needs a matrix of whole chunks of {CHUNK_COLS} columns; got {list(weight.shape)}. Such a "
             "weight serves unpacked."
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from cakegen.errors import LaunchError
+from cakegen.errors import OperandError, OperandKindError
 
 
 def check_tensors(stage: str, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> None:
@@ -19,23 +19,29 @@ def check_tensors(stage: str, inputs: Mapping[str, object], outputs: Mapping[str
 
     Raises
     ------
-    LaunchError
-        An operand is none; the message names it.
+    OperandKindError
+        An operand is no tensor.
+    OperandError
+        It has no memory as it stands; the message names it.
     """
     for name, value in (*inputs.items(), *outputs.items()):
         if not isinstance(value, torch.Tensor):
             got = type(value).__name__
-            raise LaunchError(f"{stage}: {name} must be a torch.Tensor; got {got}. Convert it, e.g. torch.from_numpy.")
+            raise OperandKindError(
+                f"{stage}: {name} must be a torch.Tensor; got {got}. Convert it, e.g. torch.from_numpy."
+            )
         if value.layout != torch.strided:
-            raise LaunchError(f"{stage}: {name} must be a strided tensor; got layout {value.layout}. Call .to_dense().")
+            raise OperandError(
+                f"{stage}: {name} must be a strided tensor; got layout {value.layout}. Call .to_dense()."
+            )
         if value.is_neg():
-            raise LaunchError(
+            raise OperandError(
                 f"{stage}: {name} must be memory that holds its values; got a negated view of other memory. Call "
                 ".resolve_neg()."
             )
     for name, value in outputs.items():
         if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
-            raise LaunchError(
+            raise OperandError(
                 f"{stage}: {name} must be an output without a gradient; got one that autograd records, and no gradient "
                 "would flow through it. Detach it, or run under torch.no_grad()."
             )
@@ -46,13 +52,13 @@ def check_whole(stage: str, name: str, value: object) -> int:
 
     Raises
     ------
-    LaunchError
+    OperandKindError
         It is none.
     """
     if not isinstance(value, bool) and hasattr(type(value), "__index__"):
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
             return operator.index(value)  # type: ignore[arg-type]
-    raise LaunchError(f"{stage}: {name} must be a whole number; got {type(value).__name__} {str(value)[:40]!r}.")
+    raise OperandKindError(f"{stage}: {name} must be a whole number; got {type(value).__name__} {str(value)[:40]!r}.")
 
 
 def check_wholes(stage: str, name: str, values: object) -> tuple[int, ...]:
@@ -60,12 +66,12 @@ def check_wholes(stage: str, name: str, values: object) -> tuple[int, ...]:
 
     Raises
     ------
-    LaunchError
+    OperandKindError
         One of them is none, or it is one value where several are asked for.
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
         got = f"{type(values).__name__} {str(values)[:40]!r}"
-        raise LaunchError(f"{stage}: {name} must be whole numbers in a tuple, list or range; got {got}.")
+        raise OperandKindError(f"{stage}: {name} must be whole numbers in a tuple, list or range; got {got}.")
     return tuple(check_whole(stage, name, value) for value in values)
 
 
@@ -74,9 +80,9 @@ def check_flag(where: str, name: str, value: object) -> bool:
 
     Raises
     ------
-    LaunchError
+    OperandKindError
         It is none of the two.
     """
     if not isinstance(value, bool):
-        raise LaunchError(f"{where}: {name} must be True or False; got {value!r}.")
+        raise OperandKindError(f"{where}: {name} must be True or False; got {value!r}.")
     return value

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from cakegen.errors import LaunchError
+from cakegen.errors import LaunchError, OperandError
 from cakegen.plan.records import Plan
 from cakegen.runtime.operand import Operand
 from cakegen.runtime.validate import Request
@@ -50,6 +50,43 @@ class Runner:
         """Run the call."""
         raise NotImplementedError
 
+    @property
+    def stage(self) -> str:
+        """`front` or `tail`."""
+        return self._request.stage
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel degree."""
+        return self._request.tp
+
+    @property
+    def rank(self) -> int:
+        """This rank; a front's ranks differ in nothing, and say 0."""
+        return self._request.rank
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self._request.tokens
+
+    @property
+    def route(self) -> str:
+        """`decode` or `prefill`: which programs serve the call; `reference`: torch does; `empty`: it has no tokens."""
+        if self.plan is not None:
+            return self.plan.route
+        return "reference" if self.num_tokens else "empty"
+
+    @property
+    def kernel_keys(self) -> tuple[str, ...]:
+        """Logical keys of the launches of one call, in order."""
+        return () if self.plan is None else tuple(launch.key for launch in self.plan.launches)
+
+    @property
+    def launch_count(self) -> int:
+        """Kernel launches of one call."""
+        return len(self.kernel_keys)
+
     def check_operands(self) -> None:
         """Refuse operands that are no longer what was prepared; each call does so under `CAKEGEN_CHECK_CALLS=1`.
 
@@ -69,15 +106,15 @@ class Runner:
         for name, tensor in request.tensors.items():
             if tensor.shape != self._shapes[name]:
                 shapes = f"{list(self._shapes[name])}; it is {list(tensor.shape)}"
-                raise LaunchError(f"{request.stage}: {name} must be of the shape that was prepared, {shapes}. {moved}")
+                raise OperandError(f"{request.stage}: {name} must be of the shape that was prepared, {shapes}. {moved}")
         try:
             found = request.validate(**request.tensors)
         except LaunchError as error:
-            raise LaunchError(f"{error} {moved}") from None
+            raise type(error)(f"{error} {moved}") from None
         for name, bound in request.operands.items():
             now = found.operands[name]
             if now != bound:
-                raise LaunchError(
+                raise OperandError(
                     f"{request.stage}: {name} must be where it was prepared, at {_place(bound)}; it is at "
                     f"{_place(now)}. {moved}"
                 )
@@ -101,11 +138,11 @@ class Runner:
         bound = self._request
         for name in operands:
             if name not in self._shapes:
-                raise LaunchError(f"{bound.stage}: rebind has no operand {name!r}; it has {', '.join(self._shapes)}.")
+                raise OperandError(f"{bound.stage}: rebind has no operand {name!r}; it has {', '.join(self._shapes)}.")
         given = bound.tensors | operands
         missing = [name for name in self._shapes if name not in given]
         if missing:
-            raise LaunchError(
+            raise OperandError(
                 f"{bound.stage}: rebind needs every operand, since this runner keeps none alive; {', '.join(missing)} "
                 "are missing."
             )
@@ -113,7 +150,7 @@ class Runner:
         for fact in ("tokens", "partials", "tp", "rank", "device"):
             before, now = getattr(bound, fact), getattr(request, fact)
             if before != now:
-                raise LaunchError(
+                raise OperandError(
                     f"{bound.stage}: rebind keeps the plan, which is for {fact} {before}; got {now}. Prepare another "
                     "runner for it."
                 )

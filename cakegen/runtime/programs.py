@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import collections
 import itertools
+import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cakegen import compile as compilation
 from cakegen.compile.bundle import find_bundle
-from cakegen.errors import CompileError, LaunchError
+from cakegen.errors import CompileError, LaunchError, UnregisteredError
 from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program, Registry
 from cakegen.runtime import driver
 from cakegen.runtime.device import Device
 from cakegen.runtime.guard import GuardedLock, Section
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,13 @@ class ProgramTable:
             )
         request = compilation.request_for(self._registry, key, device.arch.name, self._flags)
         bundle = find_bundle(self._registry.export, self._bundle)
-        cubin = (compilation.cached_cubin(request) if bundle is None else bundle.program(request)).cubin
+        started = time.perf_counter()
+        compiled = compilation.cached_cubin(request) if bundle is None else bundle.program(request)
         with driver.using_context(device.context), driver.relaxed_capture():
-            kernel = driver.load_kernel(cubin, program.kernel_symbol, program.launch.dynamic_smem_bytes)
+            kernel = driver.load_kernel(compiled.cubin, program.kernel_symbol, program.launch.dynamic_smem_bytes)
+        origin = "from a bundle" if bundle is not None else "from the cache" if compiled.cached else "compiled"
+        took_ms = (time.perf_counter() - started) * 1e3
+        _log.info("%s: loaded on cuda:%d, %s, in %.1f ms", key, device.ordinal, origin, took_ms)
         _kernels.append((device.context, kernel))
         loaded = LoadedProgram(key, program, kernel)
         self._loaded[device.ordinal, key] = loaded
@@ -182,14 +190,14 @@ def check_registered(registry: Registry, plan: Plan, where: str) -> None:
 
     Raises
     ------
-    LaunchError
+    UnregisteredError
         As said; the message names the program and the SM counts that the export is for.
     """
     for launch in plan.launches:
         if launch.key not in registry.kernels:
             target = registry.model.target(plan.device.arch)
             counts = ", ".join(str(count) for count in target.sm_counts) if target else "none"
-            raise LaunchError(
+            raise UnregisteredError(
                 f"{plan.stage}: T = {plan.tokens}, TP {plan.tp}, P = {plan.partials} on {where} "
                 f"({plan.device.sm_count} SMs, {plan.device.resident_pairs} resident pairs) needs {launch.key}, "
                 f"which {registry.export} does not hold; it is for {counts} SMs. Add the count to its target."

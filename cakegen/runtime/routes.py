@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import weakref
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from cakegen.runtime.programs import (
     check_residency,
     measure_resident_pairs,
 )
+
+_log = logging.getLogger(__name__)
 
 MOST_ROUTES = 4096
 """Front and tail of every decode size, and a prefill's sizes: a route is planned and checked again when it is gone."""
@@ -117,6 +120,8 @@ class RouteTable:
         for launch, loaded in zip(plan.launches, programs, strict=True):
             if loaded.program.launch.cooperative:
                 check_residency(device, loaded, launch)
+        keys = ", ".join(launch.key for launch in plan.launches)
+        _log.debug("cuda:%d: %s TP %d, T %d, P %d: %s", device.ordinal, stage, tp, tokens, partials, keys)
         return Route(plan, programs)
 
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from cakegen.arch import INT32_MAX
-from cakegen.errors import LaunchError
+from cakegen.errors import OperandError
 from cakegen.model import Model, ModelDims
 from cakegen.operands import FRONT, STAGES, TAIL, OperandSpec, shape_of
 from cakegen.runtime.operand import Operand, overlap
@@ -70,7 +70,7 @@ class _Check:
     def refuse(self, name: str, tensor: torch.Tensor, need: str, todo: str) -> NoReturn:
         shape = list(tensor.shape)
         got = f"{shape} {_dtype_name(tensor.dtype)}, strides {tuple(tensor.stride())}, on {tensor.device}"
-        raise LaunchError(f"{self.stage}: {name} must be {need}; got {got}. {todo}")
+        raise OperandError(f"{self.stage}: {name} must be {need}; got {got}. {todo}")
 
     def stage_operands(
         self, dims: ModelDims, tensors: Mapping[str, torch.Tensor], *, i_local: int, tokens: int
@@ -196,7 +196,7 @@ class _Check:
 
         Raises
         ------
-        LaunchError
+        OperandError
             One does.
         """
         seen = set()
@@ -206,7 +206,7 @@ class _Check:
             for second in self.operands.values():
                 if second.name in seen or not overlap(first, second):
                     continue
-                raise LaunchError(
+                raise OperandError(
                     f"{self.stage}: output {spec.name} must share no memory with another operand; it has bytes "
                     f"{first.address:#x} … {first.end:#x}, {second.name} has {second.address:#x} … {second.end:#x}. "
                     "Allocate them apart."
@@ -222,7 +222,7 @@ def validate_front(model: Model, **tensors: torch.Tensor) -> Request:
 
     Raises
     ------
-    LaunchError
+    OperandError
         An operand is not what the model needs; the message names it.
     """
     _check_kinds("front", tensors)
@@ -265,7 +265,7 @@ def validate_tail(model: Model, *, tp: int, rank: int, **tensors: torch.Tensor) 
 
     Raises
     ------
-    LaunchError
+    OperandError
         An operand, `tp` or `rank` is not what the model needs; the message names it.
     """
     _check_kinds("tail", tensors)
@@ -310,7 +310,7 @@ def _check_rank(model: Model, tp: int, rank: int) -> tuple[int, int]:
     for name, width in widths:
         if tp < 1 or width % tp:
             rest = f" ({width} = {width // tp} * {tp} + {width % tp})" if tp > 0 else ""
-            raise LaunchError(f"tail: tp must be at least 1 and divide the {name} width {width}; got {tp}{rest}.")
+            raise OperandError(f"tail: tp must be at least 1 and divide the {name} width {width}; got {tp}{rest}.")
     if not 0 <= rank < tp:
-        raise LaunchError(f"tail: rank must be 0 … {tp - 1} for tp {tp}; got {rank}.")
+        raise OperandError(f"tail: rank must be 0 … {tp - 1} for tp {tp}; got {rank}.")
     return tp, rank

@@ -268,7 +268,7 @@ def test_flush_check_compares_clean_dirty_and_rotation(bench: Bench) -> None:
 @pytest.fixture
 def quick_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """No new process, and few repetitions."""
-    monkeypatch.setattr(host_cost, "_measure_first_result", lambda bench: {"first_result_s": 0.5})
+    monkeypatch.setattr(host_cost, "_measure_first_result", lambda bench, tp: {"first_result_s": 0.5, "tp": tp})
     monkeypatch.setattr(host_cost, "_BATCHES", 2)
     monkeypatch.setattr(host_cost, "_BATCH_CALLS", 2)
     monkeypatch.setattr(host_cost, "_PREPARES", 2)
@@ -298,3 +298,23 @@ def test_whole_run_yields_every_kind_as_json(bench: Bench) -> None:
 def test_run_of_one_stage_has_no_chain(bench: Bench) -> None:
     run = session.Run((Row("front", 8, 1),), SETTINGS, host=False)
     assert [kind for kind, _ in session.measure_all(bench, run, lambda _: None)] == ["protocol", "row"]
+
+
+def without_tp_8(moe: LatentMoe) -> LatentMoe:
+    """The small export for TP 1 and 4 alone."""
+    targets = tuple(dataclasses.replace(target, tp_degrees=(1, 4)) for target in moe.model.targets)
+    model = dataclasses.replace(moe.model, targets=targets)
+    return LatentMoe(dataclasses.replace(moe.registry, model=model))
+
+
+@pytest.mark.usefixtures("quick_host")
+def test_hosts_costs_are_measured_at_a_degree_that_the_export_has(bench: Bench) -> None:
+    bench.moe = without_tp_8(bench.moe)
+    records = list(host_cost.measure_host(bench))
+    assert [record["tp"] for record in records] == [4] * 5
+    assert not any("problem" in record for record in records)
+
+
+def test_first_result_that_fails_is_told_in_a_line(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cost, "_FIRST_RESULT", "raise ValueError('no such device')")
+    assert host_cost._measure_first_result(bench, 4) == {"problem": "first result: ValueError: no such device"}

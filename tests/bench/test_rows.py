@@ -73,3 +73,13 @@ def test_work_counts_every_operand_once() -> None:
     assert tail.flops == 2 * 3 * 7168 * (448 + 768)
     assert tail.token_bytes == 3 * 2 * (2 * 3584 + 768 + 3584 + 7168)
     assert tail.bytes == tail.weight_bytes + tail.token_bytes
+
+
+def test_degrees_that_an_export_lacks_are_left_out_of_a_table_but_not_of_what_is_named() -> None:
+    assert {row.tp for row in select_rows("main", 128, served=(1, 4))} == {1}
+    assert {row.tp for row in select_rows("full", 128, served=(2, 4))} == {2, 4}
+    assert {row.tp for row in select_rows("main", 128, served=(1, 4), tps=(8,))} == {8}
+    with pytest.raises(
+        BenchError, match=r"rows 'main' are of TP \[1, 8\]; the export has TP \[4\]. Name some with --tp"
+    ):
+        select_rows("main", 128, served=(4,))

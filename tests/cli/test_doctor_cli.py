@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,25 @@ def test_doctor_prints_a_line_a_finding_and_the_same_as_json() -> None:
     assert lines[-1] == f"{values['problems']} problems"
     assert text.exit_code == (1 if values["problems"] else 0)
     assert {"python", "torch", "driver", "nvrtc", "cache", "tree"} <= {f["topic"] for f in values["findings"]}
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from cakegen.cli.main import main
+main(["doctor", "--export", "tiny_latent_moe", "--json"])
+"""
+
+
+def test_doctor_looks_at_everything_else_where_torch_is_absent() -> None:
+    """The case that it is for: torch is what is most often missing, or broken."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False)
+    values = json.loads(done.stdout)
+    states = {finding["topic"]: finding["state"] for finding in values["findings"]}
+    assert (done.returncode, states["torch"]) == (1, "problem"), done.stderr
+    assert {"driver", "nvrtc", "cache", "tree", "python", "cakegen"} <= set(states)
+    assert states["tree"] == "ok"
+    assert "devices" in states or "cuda:0" in states
 
 
 def test_doctor_fails_where_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,20 @@ def test_check_reports_tree_without_export(tmp_path: Path, monkeypatch: pytest.M
     assert f"{tmp_path / 'gone'}: stale, no export declares it" in result.stderr
 
 
+def test_check_of_an_installed_package_says_how_to_install_it_again(
+    trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cakegen export NAME` is refused there, so it is no advice."""
+    copy_trees(trees, tmp_path)
+    next((tmp_path / TINY).rglob("*_kernel.cu")).unlink()
+    monkeypatch.setattr(paths, "generated_root", lambda: tmp_path)
+    monkeypatch.setattr(paths, "is_checkout", lambda: False)
+    result = run("export", TINY, "--check")
+    assert result.exit_code == 1
+    assert "install cakegen again (pip install --force-reinstall --no-deps)" in result.stderr
+    assert f"Run `cakegen export {TINY}`" not in result.stderr
+
+
 def test_check_takes_no_leftover_of_a_killed_export_for_a_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f".{TINY}.new").mkdir()
     (tmp_path / f".{TINY}.new" / "cake_jit.py").touch()
@@ -247,6 +261,20 @@ def test_command_that_can_not_be_loaded_breaks_no_other(monkeypatch: pytest.Monk
         assert refused.exit_code == 1
         assert "`cakegen plan` can't be loaded: No module named 'cakegen.cli.absent'" in refused.stderr
     assert run("--version").output == f"{__version__}\n"
+
+
+def test_command_line_is_a_module_too() -> None:
+    for module in ("cakegen", "cakegen.cli.main"):
+        done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{__version__}\n"
+
+
+def test_missing_package_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "docs_root", lambda: __import__("absent_package.part"))
+    assert run("docs").stderr == (
+        "cakegen: this needs the package absent_package, which is not installed. Install it; `cakegen doctor` looks "
+        "for more.\n"
+    )
 
 
 def test_listing_commands_loads_no_heavy_package() -> None:

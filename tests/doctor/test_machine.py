@@ -124,7 +124,8 @@ def test_missing_compiler_is_a_problem_unless_a_bundle_serves(tmp_path: Path, mo
     monkeypatch.setenv("CAKEGEN_BUNDLE", str(tmp_path / "bundle"))
     found = examine()
     assert found["nvrtc"].state == ABSENT
-    assert found["bundle"].text == f"{tmp_path / 'bundle'}: 1 programs of small for sm_90a"
+    assert found["bundle"].state == ABSENT
+    assert found["bundle"].text.startswith(f"{tmp_path / 'bundle'}: 1 programs of small for sm_90a, compared with")
 
 
 def test_compiler_that_does_not_know_a_target_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

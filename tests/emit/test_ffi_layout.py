@@ -71,7 +71,7 @@ def test_manifest_names_the_command_that_writes_it() -> None:
     whole = select_ffi_files(committed_tree(TINY))[MANIFEST_FILE]
     command = f"cakegen export {TINY} --dest DIR --layout tvm-ffi"
     assert f"{command} --arch sm_90a --match 'tail_norm:*'" in " ".join(json.loads(narrowed)["about"])
-    assert json.loads(whole)["about"][-1].endswith(f"`{command}`.")
+    assert f"`{command}`." in json.loads(whole)["about"][-1]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
-from cakegen.emit.seal import included_files, is_generated, is_intact, render_sealed
+from cakegen.emit.seal import included_files, is_generated, is_intact, render_sealed, render_sealed_json
 from cakegen.errors import EmitError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("file_name", ["a_kernel.cu", "a_device_common.cuh", "cake_jit.py", "README.md"])
@@ -19,6 +25,17 @@ def test_sealed_text_is_intact_until_any_line_changes(file_name: str) -> None:
         edited[number] = line + "x\n"
         assert not is_intact("".join(edited))
     assert not is_intact(text + "\n")
+
+
+def test_banner_ends_with_the_licence_of_the_project() -> None:
+    """As SPDX has it: the tag and the identifier end a line, before a comment's own end."""
+    (declared,) = re.findall(r'^license = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for name, end in (("a_kernel.cu", ""), ("cake_a.cuh", ""), ("cake_jit.py", ""), ("README.md", " -->")):
+        for export in ("tiny", None):
+            banner = render_sealed(name, export, "What it is", "text\n").partition("seal:")[0]
+            assert f"SPDX-License-Identifier: {declared}{end}\n" in banner
+    about = json.loads(render_sealed_json("tiny", "What it is", "cakegen export", {}))["about"]
+    assert about[-1].endswith(f" SPDX-License-Identifier: {declared}")
 
 
 def test_text_without_seal_is_foreign() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import shutil
 import signal
 import threading
@@ -182,6 +183,19 @@ def test_check_tells_a_file_that_no_export_wrote_from_a_stale_one(tmp_path: Path
     lines = str(caught.value).splitlines()
     assert [line.split() for line in lines[-3:-1]] == [["stale", "sub/gone.cu"], ["not", "generated", "notes.txt"]]
     assert lines[-1].endswith("and away what no export wrote, first.")
+
+
+def test_check_passes_over_the_bytecode_that_pip_leaves_beside_a_module(tmp_path: Path) -> None:
+    root, files = tmp_path / "tiny", OLD | tree_of(("cake_jit.py", "MODULES = {}\n"))
+    write_tree(root, files)
+    py_compile.compile(str(root / "cake_jit.py"))
+    (kept,) = root.rglob("*.pyc")
+    assert check_tree(root, files).clean
+    (kept.parent / "gone.cpython-311.pyc").write_bytes(kept.read_bytes())
+    (kept.parent / "cake_jit.txt").write_bytes(b"")
+    with pytest.raises(SealError, match="2 stale") as caught:
+        check_tree(root, files)
+    assert kept.name not in str(caught.value)
 
 
 def test_check_passes_on_what_was_written(tmp_path: Path) -> None:

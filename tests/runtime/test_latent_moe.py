@@ -265,6 +265,65 @@ def test_unknown_backends_are_refused_in_words(machine: Machine, tiny_registry: 
                 moe.prepare_front(**operands, backend=backend, overlap=odd)
 
 
+def test_refused_operand_is_a_value_error_and_a_wrong_kind_a_type_error(tiny_registry: Registry) -> None:
+    """As the published operation refuses, and as whoever wraps another library's call expects."""
+    moe, operands = LatentMoe(tiny_registry), front_operands(MODEL, 2, 5)
+    for change in (
+        {"x": operands["x"].float()},
+        {"latent": operands["latent"][:3]},
+        {"gate_weight": operands["gate_weight"].T},
+        {"logits": operands["x"]},
+        {"backend": "fast"},
+        {"backend": "auto"},
+    ):
+        with pytest.raises(ValueError, match=r"^front: ") as caught:
+            moe.prepare_front(**{"backend": "reference", **operands, **change})
+        assert isinstance(caught.value, LaunchError)
+    tail = tail_operands(MODEL, 2, 5)
+    for tp, rank in ((3, 0), (2, 2)):
+        with pytest.raises(ValueError, match=r"^tail: "):
+            moe.prepare_tail(**tail, tp=tp, rank=rank, backend="reference")
+    for change in ({"x": [1.0]}, {"overlap": "no"}, {"workspace": 3}):
+        with pytest.raises(TypeError, match=r"^front: ") as wrong:
+            moe.prepare_front(**{"backend": "reference", **operands, **change})
+        assert isinstance(wrong.value, LaunchError)
+    with pytest.raises(TypeError, match="tail: tp must be a whole number"):
+        moe.prepare_tail(**tail, tp="2", rank=0, backend="reference")
+
+
+@pytest.mark.parametrize(("tokens", "route", "launches"), [(5, "decode", 1), (3000, "prefill", 1)])
+def test_runner_tells_its_route_keys_and_launches(
+    machine: Machine, tiny_registry: Registry, tokens: int, route: str, launches: int
+) -> None:
+    runner = prepare_tail(LatentMoe(tiny_registry), tokens=tokens)
+    assert (runner.stage, runner.route, runner.num_tokens, runner.rank) == ("tail", route, tokens, 0)
+    assert runner.launch_count == len(runner.kernel_keys) == launches
+    assert runner.kernel_keys == tuple(launch.key for launch in runner.plan.launches)
+    runner()
+    assert len(machine.driver.launches) == launches
+
+
+@pytest.mark.parametrize(("tokens", "route"), [(5, "reference"), (0, "empty")])
+def test_runner_without_programs_says_so(tiny_registry: Registry, tokens: int, route: str) -> None:
+    runner = LatentMoe(tiny_registry).prepare_front(**front_operands(MODEL, 2, tokens), backend="reference")
+    assert (runner.stage, runner.tp, runner.rank, runner.route) == ("front", 2, 0, route)
+    assert (runner.kernel_keys, runner.launch_count) == ((), 0)
+
+
+def test_loading_and_plans_are_logged(
+    machine: Machine, tiny_registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="cakegen")
+    runner = prepare_front(LatentMoe(tiny_registry))
+    (key,) = runner.kernel_keys
+    told = {(record.name, record.levelname): record.getMessage() for record in caplog.records}
+    assert re.fullmatch(
+        rf"{re.escape(key)}: loaded on cuda:0, (compiled|from the cache), in [\d.]+ ms",
+        told["cakegen.runtime.programs", "INFO"],
+    )
+    assert told["cakegen.runtime.routes", "DEBUG"].endswith(f": {key}")
+
+
 def test_reference_backend_fills_the_callers_outputs(tiny_registry: Registry) -> None:
     moe = LatentMoe(tiny_registry)
     front = front_operands(MODEL, 2, 5)

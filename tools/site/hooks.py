@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import subprocess
 from pathlib import Path
 
 from command_line import describe_commands
@@ -17,6 +18,8 @@ from mkdocs.structure.pages import Page
 
 from cakegen.cli.main import main
 
+# what git calls a remote -> where a browser finds it
+REMOTE = re.compile(r"(?:https?://(?:[^@/]*@)?|(?:ssh://)?git@)([\w.-]+)(?::\d+(?=/))?[:/](.+?)(?:\.git)?/?")
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs/"
 COMMANDS = re.compile(r"<!-- commands: .*? -->")
@@ -42,6 +45,22 @@ def linked_files(path: str, text: str) -> set[str]:
     targets = (link[1] for link in LINK.findall(CODE.sub("", text)) if ":" not in link[1])
     paths = (posixpath.normpath(posixpath.join(posixpath.dirname(path), target)) for target in targets)
     return {name for name in paths if (ROOT / name).is_file()}
+
+
+def repository_link(remote: str) -> str:
+    """The address of a repository for a browser; empty where git's name of it tells none."""
+    found = REMOTE.fullmatch(remote.strip())
+    return f"https://{found[1]}/{found[2]}" if found else ""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Link the repository that this checkout came from, in the footer of every page."""
+    command = ["git", "-C", str(ROOT), "config", "--get", "remote.origin.url"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    link = repository_link(found.stdout)
+    if link:
+        config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": link, "name": "The repository"}]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

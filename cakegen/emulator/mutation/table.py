@@ -57,7 +57,9 @@ def read_explanations(file: Path) -> tuple[Explanation, ...]:
         raise EmulationError(f"{file}: no JSON ({error}); it needs a list of explanations") from None
     whole = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
     if not whole or not all(isinstance(text, str) for entry in entries for text in entry.values()):
-        raise EmulationError(f"{file}: needs a list of explanations, each an object of texts; see docs/mutation.md")
+        raise EmulationError(
+            f"{file}: needs a list of explanations, each an object of texts; see `cakegen docs mutation`"
+        )
     found = []
     for number, entry in enumerate(entries, 1):
         kind, why = entry.pop("kind", ""), entry.pop("why", "")
