@@ -1,4 +1,4 @@
-"""Chains of products: with numba's machine code and without, against one product at a time and the description."""
+"""Chains of products: with machine code and without, against one product at a time and the description."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def one_at_a_time(multiply_add: MultiplyAdd, operands: Operands) -> np.ndarray:
     return sums
 
 
-@pytest.fixture(params=["numpy", "numba"])
+@pytest.fixture(params=["numpy", "llvm"])
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Whether machine code runs, from the first product on."""
-    if request.param == "numba" and not has_compiler():
-        pytest.skip("numba compiles the chains")
-    enough = 0 if request.param == "numba" else 1 << 62
+    if request.param == "llvm" and not has_compiler():
+        pytest.skip("llvmlite compiles the chains")
+    enough = 0 if request.param == "llvm" else 1 << 62
     kernels = {each: (name, enough) for each, (name, _) in product_chains._KERNELS.items()}
     monkeypatch.setattr(product_chains, "_KERNELS", kernels)
-    return request.param == "numba"
+    return request.param == "llvm"
 
 
 @pytest.mark.parametrize("multiply_add", [multiply_add_hopper, multiply_add_wide])
@@ -98,7 +98,7 @@ def test_chain_is_the_description(compiled: bool) -> None:
 def test_kernel_stops_at_a_product_that_it_can_not_do() -> None:
     kernel = kernel_of(multiply_add_hopper)
     if kernel is None:
-        pytest.skip("numba compiles the chains")
+        pytest.skip("llvmlite compiles the chains")
     operands = draw(8, 3)
     operands.elements[operands.a[2, 5, 1]] = 0x7F80  # infinity
     operands.elements[operands.b[4, 7, 0]] = 0x0001  # subnormal
