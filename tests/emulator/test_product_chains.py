@@ -120,3 +120,33 @@ def test_machine_code_comes_only_when_it_pays(monkeypatch: pytest.MonkeyPatch) -
         assert not asked
         add_products(multiply_add_wide, operands.elements, operands, FRESH, (0, PRODUCTS), operands.sums)
     assert asked == [multiply_add_wide]
+
+
+def test_kernel_does_small_factors_and_sums_and_stops_below_them() -> None:
+    kernel = kernel_of(multiply_add_hopper)
+    if kernel is None:
+        pytest.skip("llvmlite compiles the chains")
+    operands = draw(8, 3)
+    never = np.zeros(PRODUCTS, np.bool_)
+    operands.elements[operands.a[0, 5, 1]] = operands.elements[operands.b[0, 2, 1]] = (127 - 40) << 7
+    operands.elements[operands.a[1, 5, 1]] = (127 - 41) << 7
+    assert kernel(operands.elements, operands.a, operands.b, never, 0, PRODUCTS, operands.sums.copy()) == 1
+    operands.elements[operands.a[1, 5, 1]] = (127 + 20) << 7
+    operands.elements[operands.b[3, 5, 1]] = (127 + 21) << 7
+    sums = operands.sums.copy()
+    sums[2, 3], sums[4, 5] = 2.0**-80, 2.0**40
+    assert kernel(operands.elements, operands.a, operands.b, never, 0, PRODUCTS, sums) == 3
+    sums[2, 3] = 2.0**-81
+    assert kernel(operands.elements, operands.a, operands.b, never, 0, PRODUCTS, sums) == 0
+
+
+@pytest.mark.parametrize("low", [-40, -30])
+def test_chain_of_small_factors_has_the_bits_of_its_products(low: int, compiled: bool) -> None:
+    operands = draw(8, 3)
+    make = np.random.default_rng(-low)
+    values = make.uniform(1, 2, operands.elements.size) * 2.0 ** make.integers(low, low + 8, operands.elements.size)
+    operands.elements[:] = values.astype(np.float32).view(np.uint32) >> 16
+    operands.sums[:] *= np.float32(2.0 ** (2 * low + 30))
+    expected = one_at_a_time(multiply_add_hopper, operands)
+    got = add_products(multiply_add_hopper, operands.elements, operands, FRESH, (0, PRODUCTS), operands.sums.copy())
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,9 +27,9 @@ DEPTH = 16
 # Columns of a sum that are computed together.
 WIDTH = 8
 _FRACTION_BITS = 25
-# Exponents as in `tensor_core`: of factors and accumulators that fit, of a factor of zero, which no other is below, and
-# the smallest that a scale is made for.
-_NARROW, _NARROW_C, _ZERO, _SMALLEST = 20, 40, -300, -100
+# Exponents of factors and of accumulators that fit: their products and sums, scaled by what the largest asks for, are
+# then normal in fp32. That of a factor of zero is below any other, and no scale is made for less than the smallest.
+_FACTORS, _SUMS, _ZERO, _SMALLEST = (-40, 20), (-80, 40), -300, -100
 
 _I8, _I16, _I32, _I64, _F32, _F64 = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType(), ir.DoubleType())
 _PARAMETERS = ("elements", "a_at", "b_at", "fresh", "first", "last", "sums", "rows", "n")
@@ -100,10 +101,11 @@ class _Writer(ir.IRBuilder):  # type: ignore[misc]  # llvmlite ships no types
         """Unbiased, of the eight bits; a subnormal counts as the smallest normal."""
         return self.sub(self.larger(field, self.constant(1, field)), self.constant(127, field))
 
-    def within(self, exponent: Any, limit: int) -> Any:
-        """Whether an exponent is of at most a limit in size."""
-        shifted = self.add(exponent, self.constant(limit, exponent))
-        return self.icmp_unsigned("<=", shifted, self.constant(2 * limit, exponent))
+    def within(self, exponent: Any, limits: tuple[int, int]) -> Any:
+        """Whether an exponent lies between two limits, which count as within."""
+        low, high = limits
+        shifted = self.sub(exponent, self.constant(low, exponent))
+        return self.icmp_unsigned("<=", shifted, self.constant(high - low, exponent))
 
 
 def _bf16(write: _Writer, elements: Any, at: Any) -> Any:
@@ -118,7 +120,7 @@ def _unpack_factor(write: _Writer, word: Any, values: Any, exponents: Any, at: A
     is_zero = write.icmp_signed("==", magnitude, ir.Constant(_I32, 0))
     write.store(write.bitcast(word, _F32), write.gep(values, [at]))
     write.store(write.select(is_zero, ir.Constant(_I32, _ZERO), exponent), write.gep(exponents, [at]))
-    fits = write.or_(is_zero, write.within(exponent, _NARROW))
+    fits = write.or_(is_zero, write.within(exponent, _FACTORS))
     write.store(write.or_(write.load(wide), write.zext(write.not_(fits), _I32)), wide)
 
 
@@ -127,7 +129,7 @@ def _check_sums(write: _Writer, sums: Any, size: Any, wide: Any) -> None:
         magnitude = write.and_(words := write.read_vector(sums, at), write.constant(0x7FFFFFFF, words))
         exponent = write.exponent(write.lshr(magnitude, write.constant(23, magnitude)))
         is_zero = write.icmp_signed("==", magnitude, write.constant(0, magnitude))
-        fits = write.or_(is_zero, write.within(exponent, _NARROW_C))
+        fits = write.or_(is_zero, write.within(exponent, _SUMS))
         beyond = write.bitcast(write.not_(fits), ir.IntType(WIDTH))
         write.store(write.or_(write.load(wide), write.zext(beyond, _I32)), wide)
 
@@ -256,6 +258,22 @@ def _widen(write: _Writer, elements: Any, place: Any, values: Any, at: Any) -> N
 _WRITERS = {"hopper": _write_hopper, "wide": _write_wide}
 
 
+# Array -> (itself, its address): asking numpy takes as long as a small product does.
+_addresses: dict[int, tuple[weakref.ref[Array], int]] = {}
+
+
+def _address(array: Array, kind: str) -> int:
+    """Where an array starts that is used again and again; its type and its layout are checked once."""
+    known = _addresses.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
+    assert array.flags.c_contiguous
+    assert array.dtype.str[1:] == kind
+    key = id(array)
+    _addresses[key] = weakref.ref(array, lambda _: _addresses.pop(key, None)), array.ctypes.data
+    return _addresses[key][1]
+
+
 class Kernel:
     """Machine code of an arithmetic.
 
@@ -287,12 +305,9 @@ class Kernel:
         self, elements: Array, a_at: Array, b_at: Array, fresh: Array, first: int, last: int, sums: Array
     ) -> int:
         """Add products to sums, which are written; the number of the first that it can't do, or `last`."""
-        arrays = elements, a_at, b_at, fresh, sums
-        assert all(each.flags.c_contiguous for each in arrays)
-        assert [each.dtype.str[1:] for each in arrays] == ["u2", "i8", "i8", "b1", "f4"]
         rows, n = sums.shape
-        at = [each.ctypes.data for each in arrays]
-        done: int = self._run(*at[:4], first, last, at[4], rows, n)
+        where = _address(elements, "u2"), _address(a_at, "i8"), _address(b_at, "i8"), _address(fresh, "b1")
+        done: int = self._run(*where, first, last, sums.ctypes.data, rows, n)
         return done
 
 
