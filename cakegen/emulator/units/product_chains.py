@@ -22,7 +22,7 @@ Kernel = Callable[[Array, Array, Array, Array, int, int, Array], int]
 _OVERHEAD = 1 << 14
 # Arithmetic -> its kernel, and the multiplications after which a process compiles it: about as many as numpy does
 # in the tenth of a second that compiling takes.
-_KERNELS = {multiply_add_hopper: ("hopper", 1 << 23), multiply_add_wide: ("wide", 1 << 26)}
+_KERNELS = {multiply_add_hopper: ("hopper", 1 << 24), multiply_add_wide: ("wide", 1 << 26)}
 _multiplied: dict[MultiplyAdd, int] = dict.fromkeys(_KERNELS, 0)
 
 
