@@ -3,12 +3,15 @@
 Seconds are CPU time of whole requests (operands, launches, comparison) on one thread. Every row has a process of its
 own with an empty cache: `first` is its first request, which compiles, translates and may compile products to machine
 code; `next` is the fastest of those that follow. `measure.py --only tiny` runs the rows whose name holds the word, and
-`--runs 1` the first requests alone.
+`--runs 1` the first requests alone. `--before CHECKOUT` runs each row's first request in another checkout too, just
+before: its programs are its own, so that instructions may differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import os
 import platform
 import subprocess
@@ -17,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 _TINY, _FULL = "tiny_latent_moe", "kimi_k3_latent_moe"
 # name, export, arguments of the case, SMs
 _ROWS = (
@@ -35,8 +39,11 @@ def _measure(row: int, way: int, runs: int) -> None:
     import torch
 
     from cakegen.emulator import Options
-    from cakegen.emulator.launches.cases import Case, emulate_case
     from cakegen.registry import load_registry
+
+    # a checkout of before may have it elsewhere
+    found = importlib.util.find_spec("cakegen.emulator.launches")
+    cases = importlib.import_module(f"cakegen.emulator.{'launches.' if found else ''}cases")
 
     torch.set_num_threads(1)
     _, export, case, sm_count = _ROWS[row]
@@ -45,15 +52,16 @@ def _measure(row: int, way: int, runs: int) -> None:
     seconds = []
     for _ in range(runs):
         start = time.process_time()
-        report = emulate_case(registry, Case(*case, sm_count=sm_count), Options("random", 0, arithmetic, checks=checks))
+        request = cases.Case(*case, sm_count=sm_count)
+        report = cases.emulate_case(registry, request, Options("random", 0, arithmetic, checks=checks))
         seconds.append(time.process_time() - start)
     count = sum(launch.instructions for launch in report.launches)
     sys.stdout.write(" ".join(map(str, (count, *seconds))) + "\n")
 
 
-def _in_a_process(row: int, way: int, runs: int) -> tuple[int, list[float]]:
+def _in_a_process(row: int, way: int, runs: int, checkout: Path = ROOT) -> tuple[int, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "CAKEGEN_CACHE_DIR": folder}
+        environment = {**os.environ, "CAKEGEN_CACHE_DIR": folder, "PYTHONPATH": str(checkout)}
         command = [sys.executable, __file__, "--row", str(row), "--way", str(way), "--runs", str(runs)]
         output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     count, *seconds = output.split()
@@ -67,15 +75,38 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _print_table(word: str, runs: int) -> None:
+def _show(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _show_machine() -> None:
     import torch
 
-    def show(text: str) -> None:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+    _show(f"{_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}\n")
 
-    show(f"{_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}\n")
-    show(
+
+def _print_before_and_after(word: str, checkout: Path) -> None:
+    _show_machine()
+    _show(
+        f"{'program':40}{'arithmetic':>12}{'order':>12}{'instructions':>14}{'after':>11}{'first s':>9}{'after':>8}"
+        f"{'ratio':>7}"
+    )
+    for row, (name, *_) in enumerate(_ROWS):
+        if word not in name:
+            continue
+        for way, (order, arithmetic, _) in enumerate(_WAYS):
+            count, (before,) = _in_a_process(row, way, 1, checkout)
+            count_after, (after,) = _in_a_process(row, way, 1)
+            _show(
+                f"{name:40}{arithmetic:>12}{order:>12}{count:>14,}{count_after:>11,}{before:>9.2f}{after:>8.2f}"
+                f"{before / after:>7.1f}"
+            )
+
+
+def _print_table(word: str, runs: int) -> None:
+    _show_machine()
+    _show(
         f"{'program':40}{'arithmetic':>12}{'order':>12}{'instructions':>14}{'first s':>9}{'next s':>9}{'a second':>10}"
     )
     for row, (name, *_) in enumerate(_ROWS):
@@ -85,17 +116,20 @@ def _print_table(word: str, runs: int) -> None:
             count, (first, *later) = _in_a_process(row, way, runs)
             best = min(later, default=first)
             rest = f"{best:.2f}" if later else "-"
-            show(f"{name:40}{arithmetic:>12}{order:>12}{count:>14,}{first:>9.2f}{rest:>9}{count / best:>10,.0f}")
+            _show(f"{name:40}{arithmetic:>12}{order:>12}{count:>14,}{first:>9.2f}{rest:>9}{count / best:>10,.0f}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="rows whose name holds this")
     parser.add_argument("--runs", type=int, default=4, help="requests a row")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="first requests there and here, with the ratio")
     parser.add_argument("--row", type=int, help="this row alone, in this process")
     parser.add_argument("--way", type=int, default=0, help="of that row: arithmetic and checks, by its number")
     chosen = parser.parse_args()
-    if chosen.row is None:
-        _print_table(chosen.only, chosen.runs)
-    else:
+    if chosen.row is not None:
         _measure(chosen.row, chosen.way, chosen.runs)
+    elif chosen.before is not None:
+        _print_before_and_after(chosen.only, chosen.before.resolve())
+    else:
+        _print_table(chosen.only, chosen.runs)

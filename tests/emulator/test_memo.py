@@ -48,6 +48,7 @@ def block_of(made: Program) -> tuple[Any, list[Any], dict[str, int]]:
         for each in made.kernel.instructions
         if each.operands and hasattr(each.operands[0], "index")
     }
+    made.block(2, False).run  # noqa: B018  # a memo is written with its function
     (memo,) = made.scope["M"]
     return memo, registers, names
 
@@ -119,3 +120,10 @@ def test_wgmma_waits_for_arithmetic_that_has_nothing_to_do_with_it() -> None:
     uses, apart, fence = (3, "R[1] = R[2]"), (6, "R[1] = R[2]"), (7, "w.wgmma.fence(R)")
     assert issue_later([issue, apart, fence], kernel) == [apart, issue, fence]
     assert issue_later([issue, uses, apart], kernel) == [issue, uses, apart]
+
+
+def test_block_that_does_not_run_is_not_compiled() -> None:
+    made = program()
+    made.translate_all()
+    assert "run" not in vars(made.block(2, False))
+    assert not made.scope["M"]

@@ -1,4 +1,4 @@
-"""Chains of products: with numba's machine code and without, against one product at a time and the description."""
+"""Chains of products: with machine code and without, against one product at a time and the description."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def one_at_a_time(multiply_add: MultiplyAdd, operands: Operands) -> np.ndarray:
     return sums
 
 
-@pytest.fixture(params=["numpy", "numba"])
+@pytest.fixture(params=["numpy", "llvm"])
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Whether machine code runs, from the first product on."""
-    if request.param == "numba" and not has_compiler():
-        pytest.skip("numba compiles the chains")
-    enough = 0 if request.param == "numba" else 1 << 62
+    if request.param == "llvm" and not has_compiler():
+        pytest.skip("llvmlite compiles the chains")
+    enough = 0 if request.param == "llvm" else 1 << 62
     kernels = {each: (name, enough) for each, (name, _) in product_chains._KERNELS.items()}
     monkeypatch.setattr(product_chains, "_KERNELS", kernels)
-    return request.param == "numba"
+    return request.param == "llvm"
 
 
 @pytest.mark.parametrize("multiply_add", [multiply_add_hopper, multiply_add_wide])
@@ -98,7 +98,7 @@ def test_chain_is_the_description(compiled: bool) -> None:
 def test_kernel_stops_at_a_product_that_it_can_not_do() -> None:
     kernel = kernel_of(multiply_add_hopper)
     if kernel is None:
-        pytest.skip("numba compiles the chains")
+        pytest.skip("llvmlite compiles the chains")
     operands = draw(8, 3)
     operands.elements[operands.a[2, 5, 1]] = 0x7F80  # infinity
     operands.elements[operands.b[4, 7, 0]] = 0x0001  # subnormal
@@ -120,3 +120,33 @@ def test_machine_code_comes_only_when_it_pays(monkeypatch: pytest.MonkeyPatch) -
         assert not asked
         add_products(multiply_add_wide, operands.elements, operands, FRESH, (0, PRODUCTS), operands.sums)
     assert asked == [multiply_add_wide]
+
+
+def test_kernel_does_small_factors_and_sums_and_stops_below_them() -> None:
+    kernel = kernel_of(multiply_add_hopper)
+    if kernel is None:
+        pytest.skip("llvmlite compiles the chains")
+    operands = draw(8, 3)
+    never = np.zeros(PRODUCTS, np.bool_)
+    operands.elements[operands.a[0, 5, 1]] = operands.elements[operands.b[0, 2, 1]] = (127 - 40) << 7
+    operands.elements[operands.a[1, 5, 1]] = (127 - 41) << 7
+    assert kernel(operands.elements, operands.a, operands.b, never, 0, PRODUCTS, operands.sums.copy()) == 1
+    operands.elements[operands.a[1, 5, 1]] = (127 + 20) << 7
+    operands.elements[operands.b[3, 5, 1]] = (127 + 21) << 7
+    sums = operands.sums.copy()
+    sums[2, 3], sums[4, 5] = 2.0**-80, 2.0**40
+    assert kernel(operands.elements, operands.a, operands.b, never, 0, PRODUCTS, sums) == 3
+    sums[2, 3] = 2.0**-81
+    assert kernel(operands.elements, operands.a, operands.b, never, 0, PRODUCTS, sums) == 0
+
+
+@pytest.mark.parametrize("low", [-40, -30])
+def test_chain_of_small_factors_has_the_bits_of_its_products(low: int, compiled: bool) -> None:
+    operands = draw(8, 3)
+    make = np.random.default_rng(-low)
+    values = make.uniform(1, 2, operands.elements.size) * 2.0 ** make.integers(low, low + 8, operands.elements.size)
+    operands.elements[:] = values.astype(np.float32).view(np.uint32) >> 16
+    operands.sums[:] *= np.float32(2.0 ** (2 * low + 30))
+    expected = one_at_a_time(multiply_add_hopper, operands)
+    got = add_products(multiply_add_hopper, operands.elements, operands, FRESH, (0, PRODUCTS), operands.sums.copy())
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))

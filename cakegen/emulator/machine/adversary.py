@@ -188,8 +188,12 @@ class Adversary:
     def _fed(self, ready: ReadyWarps[W]) -> Sequence[int]:
         """Warps that are not starved: one of them, drawn evenly, where a few draws find one; else all there are."""
         marks, size = ready.marks, len(ready)
+        # `_below`, written out: most draws of a run are made here
+        draw, bits = self._random.getrandbits, size.bit_length()
         for _ in range(_TRIES if size else 0):
-            index = self._below(size)
+            index = draw(bits)
+            while index >= size:
+                index = draw(bits)
             if (marks[index] or self._mark(ready, index)) == _FED:
                 return (index,)
         index = marks.find(_UNKNOWN)

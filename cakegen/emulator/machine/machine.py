@@ -309,23 +309,29 @@ class Machine:
 
     def _turn(self, warp: Warp) -> None:
         """Run one warp up to its next stop."""
+        strand = self._runnable(warp)
+        stops, blocks = self.program.stops, self.program.blocks
         for _ in range(_BLOCKS_A_TURN):
-            strand = self._runnable(warp)
             if strand is None:
                 return
             pc = strand.pc
-            if pc in self.program.stops:
+            if pc in stops:
                 self._stop(warp, strand, pc)
                 return
             divergent = not strand.whole
-            block = self.program.block(pc, divergent)
+            block = blocks.get((pc, divergent)) or self.program.block(pc, divergent)
             self.instructions_run += block.count
             try:
                 result = block.run(warp, warp.registers, strand.mask) if divergent else block.run(warp, warp.registers)
             except (Fault, EmulationError, *MALFORMED) as error:
                 index = block.lines[reports.line_in_block(error) - 2]
                 raise self._locate(error, warp, strand, index) from None
-            self._follow(warp, strand, result)
+            if divergent or result == EXIT or isinstance(result, tuple):
+                self._follow(warp, strand, result)
+                strand = self._runnable(warp)
+            else:
+                # a whole warp has one strand, and nothing in a block parks it
+                strand.pc = result
 
     def _follow(self, warp: Warp, strand: Strand, result: Any) -> None:
         if isinstance(result, tuple):

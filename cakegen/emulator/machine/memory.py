@@ -337,8 +337,9 @@ class SharedMemory:
 
     def begin_write(self, start: int, num_bytes: int, what: str) -> None:
         """An asynchronous write is issued: its destination is undefined until it completes."""
-        self.offsets(np.array([start], np.uint32), 1, what)
-        self.offsets(np.array([start + num_bytes - 1], np.uint32), 1, what)
+        if start < SHARED_START or start + num_bytes > self.num_bytes or num_bytes < 1 or self.exited:
+            self.offsets(np.array([start], np.uint32), 1, what)
+            self.offsets(np.array([start + num_bytes - 1], np.uint32), 1, what)
         span = slice(start // GRANULE, -(-(start + num_bytes) // GRANULE))
         where = f"shared offsets {start - SHARED_START} to {start - SHARED_START + num_bytes - 1}"
         if np.count_nonzero(self.pending_reads[span]):

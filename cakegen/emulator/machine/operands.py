@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,10 +36,12 @@ def read_lanes(strand: Strand, operand: Operand, kind: str) -> Array:
     """An operand's 32 lanes as a numpy type."""
     if isinstance(operand, Register):
         values: Array = strand.warp.registers[operand.index]
-        return values.view(kind) if values.dtype.itemsize == np.dtype(kind).itemsize else values.astype(kind)
+        wanted = _type(kind)
+        if values.dtype is wanted:
+            return values
+        return values.view(wanted) if values.itemsize == wanted.itemsize else values.astype(wanted)
     if isinstance(operand, Immediate):
-        size = np.dtype(kind).itemsize
-        return np.full(32, operand.value & ((1 << 8 * size) - 1), f"u{size}").view(kind)
+        return _lanes_of(operand.value, kind)
     if isinstance(operand, Special):
         return strand.warp.special(operand.name).astype(kind)
     raise EmulationError(f"operand {operand} is not modelled here")
@@ -51,7 +54,19 @@ def read_address(strand: Strand, operand: Operand, kind: str) -> Array:
         base = read_lanes(strand, operand.base, kind)
     else:
         base = strand.warp.symbol(operand.base.name).astype(kind)
-    return base + np.array(operand.offset).astype(kind) if operand.offset else base
+    return base + _lanes_of(operand.offset, kind) if operand.offset else base
+
+
+_type = functools.cache(np.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lanes_of(value: int, kind: str) -> Array:
+    """A constant in 32 lanes, which nobody may write."""
+    size = _type(kind).itemsize
+    lanes = np.full(32, value & ((1 << 8 * size) - 1), f"u{size}").view(kind)
+    lanes.flags.writeable = False
+    return lanes
 
 
 def write_lanes(strand: Strand, operand: Operand, active: Array, values: Array) -> None:
@@ -59,7 +74,7 @@ def write_lanes(strand: Strand, operand: Operand, active: Array, values: Array) 
     if isinstance(operand, Register):
         registers = strand.warp.registers
         old = registers[operand.index]
-        registers[operand.index] = np.where(active, values.astype(old.dtype), old)
+        registers[operand.index] = np.where(active, values.astype(old.dtype, copy=False), old)
     elif not isinstance(operand, Sink):
         raise EmulationError(f"{operand} can't be written")
 

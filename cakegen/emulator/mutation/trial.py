@@ -155,7 +155,7 @@ class Trial:
             if outcome.problems:
                 raise EmulationError(f"{self.target.name}: the program itself is wrong: {'; '.join(outcome.problems)}")
             reach.instructions = max(reach.instructions, outcome.instructions)
-        reached = reach.stops.union(*(block.lines for block in program.blocks.values()))
+        reached = reach.stops.union(*((index for index, _ in block.written) for block in program.blocks.values()))
         reach.places = {program.kernel.instructions[index].place.span for index in reached}
         return reach
 

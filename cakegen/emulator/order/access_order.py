@@ -369,9 +369,10 @@ class AccessOrder:
 def _distinct(numbers: Array) -> set[int]:
     if numbers.size > _MANY:
         first = numbers.item(0)
-        others = numbers[numbers != first]
-        if not others.size:
+        differ = numbers != first
+        if not np.count_nonzero(differ):
             return {first}
+        others = numbers[differ]
         second = others.item(0)
         if (others == second).all():
             return {first, second}

@@ -42,18 +42,20 @@ class VectorClock:
     def knows(self, row: int, slot: int, time: int) -> bool:
         """Whether a slot is known up to a time."""
         column = slot - self.low
-        return 0 <= column < self.rows.shape[1] and bool(self.rows[row, column] >= time)
+        return 0 <= column < self.rows.shape[1] and self.rows.item(row, column) >= time
 
     def time_of(self, slot: int, row: int) -> int:
         """The time up to which a slot is known; 0: nothing is known of it."""
         column = slot - self.low
         return int(self.rows[row, column]) if 0 <= column < self.rows.shape[1] else 0
 
-    def learn(self, slot: int, time: int, rows: slice | int = slice(0, ROWS)) -> None:
-        """One slot is known up to a time."""
+    def learn(self, slot: int, time: int, row: int | None = None) -> None:
+        """One slot is known up to a time: in one row, or in both."""
         self._cover(slot, slot + 1)
         column = slot - self.low
-        self.rows[rows, column] = np.maximum(self.rows[rows, column], time)
+        for each in range(ROWS) if row is None else (row,):
+            if self.rows.item(each, column) < time:
+                self.rows[each, column] = time
 
     def advance(self, slot: int, time: int) -> None:
         """The time of the thread whose clock it is."""

@@ -71,9 +71,12 @@ def _registers_in(operand: Any) -> set[int]:
         return {operand.index}
     if isinstance(operand, tuple):
         return set().union(*map(_registers_in, operand))
-    if dataclasses.is_dataclass(operand):
-        return set().union(*(_registers_in(getattr(operand, each.name)) for each in dataclasses.fields(operand)))
-    return set()
+    return set().union(*(_registers_in(getattr(operand, name)) for name in _fields_of(operand.__class__)))
+
+
+@functools.cache
+def _fields_of(kind: type) -> tuple[str, ...]:
+    return tuple(each.name for each in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def is_pure(text: str) -> bool:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from cakegen.emulator.machine import lane_ops
 from cakegen.emulator.order.fences import decode_fence
 from cakegen.emulator.order.vector_clock import GPU
+from cakegen.emulator.text.block import Block
 from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, TYPES_BYTES, ExpressionWriter, environment
 from cakegen.emulator.text.issue_runs import issue_later, issue_together
 from cakegen.emulator.text.memo import MemoWriter
@@ -49,18 +49,6 @@ _LD_MODIFIERS |= {"ca", "cg", "cs", "L1::evict_first", "L1::evict_last"}
 _ST_MODIFIERS = {"volatile", "weak", "L1::no_allocate", "L1::evict_first", "wb", "cg", "cs"}
 _VECTORS = {"v2", "v4", "v8"}
 _SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}
-
-Split = tuple[Any, int, int]
-BlockFunction = Callable[..., int | Split]
-
-
-@dataclass
-class Block:
-    """A translated basic block: its function, how many instructions it runs, and which line is which instruction."""
-
-    run: BlockFunction
-    count: int
-    lines: list[int]
 
 
 @dataclass(eq=False)
@@ -117,7 +105,7 @@ class Program:
         while starts:
             start = starts.pop()
             if start not in after:
-                last = start if start in self.stops else self.block(start, False).lines[-1]
+                last = start if start in self.stops else self.block(start, False).written[-1][0]
                 after[start] = followers(self.kernel.instructions[last], last)
                 starts.extend(each for each in after[start] if each != EXIT)
         require_an_end(self.kernel, after)
@@ -153,15 +141,11 @@ class _BlockWriter:
             if self._write_one(index, instruction):
                 break
             index += 1
-        head = "def block(w, R, m):" if self._divergent else "def block(w, R):"
         lines = issue_later(list(zip(self._lines, self._text, strict=True)), self._kernel)
         lines = issue_together(lines, self._program.scope["I"])
-        lines = self._program.memos.rewrite(lines, self._divergent)
-        source = "\n".join([head, *(f" {line}" for _, line in lines)])
         name = f"<{self._kernel.name} block {self._start}>"
-        local: dict[str, Any] = {}
-        exec(compile(source, name, "exec"), self._program.scope, local)
-        return Block(local["block"], count, [index for index, _ in lines])
+        program = self._program
+        return Block(name, count, lines, self._divergent, lambda: program.memos, program.scope)
 
     def _write_one(self, index: int, instruction: Instruction) -> bool:
         """Write an instruction; whether it ends the block. Here malformed text gets its line."""

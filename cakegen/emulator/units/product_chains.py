@@ -21,8 +21,8 @@ Kernel = Callable[[Array, Array, Array, Array, int, int, Array], int]
 # What numpy does for one product beside multiplying, counted in multiplications.
 _OVERHEAD = 1 << 14
 # Arithmetic -> its kernel, and the multiplications after which a process compiles it: about as many as numpy does
-# while a compiler runs.
-_KERNELS = {multiply_add_hopper: ("hopper", 1 << 28), multiply_add_wide: ("wide", 1 << 30)}
+# in the tenth of a second that compiling takes.
+_KERNELS = {multiply_add_hopper: ("hopper", 1 << 24), multiply_add_wide: ("wide", 1 << 26)}
 _multiplied: dict[MultiplyAdd, int] = dict.fromkeys(_KERNELS, 0)
 
 
@@ -40,8 +40,8 @@ class Stack(Protocol):
 
 @functools.cache
 def has_compiler() -> bool:
-    """Whether numba is installed."""
-    return importlib.util.find_spec("numba") is not None
+    """Whether llvmlite is installed."""
+    return importlib.util.find_spec("llvmlite") is not None
 
 
 def kernel_of(multiply_add: MultiplyAdd) -> Kernel | None:
@@ -49,7 +49,7 @@ def kernel_of(multiply_add: MultiplyAdd) -> Kernel | None:
     if multiply_add not in _KERNELS or not has_compiler():
         return None
     kernels = importlib.import_module("cakegen.emulator.units.product_kernels")
-    found: Kernel = kernels.compiled(getattr(kernels, _KERNELS[multiply_add][0]))
+    found: Kernel = kernels.compiled(_KERNELS[multiply_add][0])
     return found
 
 

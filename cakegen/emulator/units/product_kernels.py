@@ -1,177 +1,317 @@
-"""Chains of products as loops that numba compiles; only `product_chains` imports this, and only where numba is.
+"""Chains of products as machine code; only `product_chains` imports this, and only where llvmlite is.
 
-What a kernel takes: bf16 bits in u16, `[products, m, k]` and `[products, n, k]` indices of them, which products start
-from zero, the first product to do and the one behind the last, and fp32 sums `[m, n]`, which are written in place. It
-returns the number of the product that it can't do, or the one behind the last.
+What a kernel takes: addresses of bf16 bits in u16, of `[products, rows, 16]` and `[products, n, 16]` indices of them,
+and of bytes that say which products start from zero; the first product to do and the one behind the last; the address
+of fp32 sums `[rows, n]`, which are written in place; rows and n, which is a multiple of `WIDTH`. It returns the number
+of the product that it can't do, or the one behind the last.
+
+The code is written as LLVM IR, since a compiler that infers types takes seconds for what LLVM does in a few hundredths.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-import importlib
-from collections.abc import Callable
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
-import numba
-import numpy as np
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numpy.typing import NDArray
 
-from cakegen.compile.cache_folder import cache_root, refuse_strangers
-from cakegen.errors import CakeError
+Array = NDArray[Any]
 
-Kernel = Callable[[Any, Any, Any, Any, int, int, Any], int]
-
+DEPTH = 16
+# Columns of a sum that are computed together.
+WIDTH = 8
 _FRACTION_BITS = 25
-# Exponents as in `tensor_core`: of factors and accumulators that fit, and of a factor of zero, which no other is below.
-_NARROW, _NARROW_C, _ZERO = 20, 40, -300
-_SIGNATURE = "int64(uint16[::1], int64[:, :, ::1], int64[:, :, ::1], boolean[::1], int64, int64, float32[:, ::1])"
-_config: Any = importlib.import_module("numba.core.config")
-_inlined: Callable[[Any], Any] = numba.njit
+# Exponents of factors and of accumulators that fit: their products and sums, scaled by what the largest asks for, are
+# then normal in fp32. That of a factor of zero is below any other, and no scale is made for less than the smallest.
+_FACTORS, _SUMS, _ZERO, _SMALLEST = (-40, 20), (-80, 40), -300, -100
+
+_I8, _I16, _I32, _I64, _F32, _F64 = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType(), ir.DoubleType())
+_PARAMETERS = ("elements", "a_at", "b_at", "fresh", "first", "last", "sums", "rows", "n")
+_ADDRESSES = {"elements": _I16, "a_at": _I64, "b_at": _I64, "fresh": _I8, "sums": _I32}
+
+
+def _vector(kind: Any) -> Any:
+    return ir.VectorType(kind, WIDTH)
+
+
+class _Writer(ir.IRBuilder):  # type: ignore[misc]  # llvmlite ships no types
+    """Writes a function: loops whose counters are memory (LLVM makes registers of them), and values of vectors."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function.append_basic_block("entry"))
+        self.arguments = dict(zip(_PARAMETERS, function.args, strict=True))
+
+    def constant(self, value: float, like: Any) -> Any:
+        """A constant of a value's type, in all its elements."""
+        kind = like.type
+        return ir.Constant(kind, [value] * WIDTH if isinstance(kind, ir.VectorType) else value)
+
+    def room(self, kind: Any, count: Any) -> Any:
+        """Memory for some elements, until the function returns."""
+        return self.alloca(kind, count)
+
+    @contextlib.contextmanager
+    def loop(self, first: Any, last: Any, step: int = 1) -> Iterator[Any]:
+        """The body runs with a counter from `first` up to `last`, which it may not reach."""
+        with self.goto_entry_block():
+            counter = self.alloca(_I64)
+        self.store(first, counter)
+        head, body, end = (self.append_basic_block(name) for name in ("head", "body", "end"))
+        self.branch(head)
+        self.position_at_end(head)
+        at = self.load(counter)
+        self.cbranch(self.icmp_signed("<", at, last), body, end)
+        self.position_at_end(body)
+        yield at
+        self.store(self.add(at, ir.Constant(_I64, step)), counter)
+        self.branch(head)
+        self.position_at_end(end)
+
+    def read(self, address: Any, *at: Any) -> Any:
+        """The element at a sum of indices."""
+        return self.load(self.gep(address, [functools.reduce(self.add, at)]))
+
+    def read_vector(self, address: Any, at: Any) -> Any:
+        """The elements from an index on."""
+        place = self.gep(address, [at])
+        kind = _vector(place.type.pointee)
+        return self.load(self.bitcast(place, kind.as_pointer()), align=4)
+
+    def write_vector(self, value: Any, address: Any, at: Any) -> None:
+        """Likewise."""
+        self.store(value, self.bitcast(self.gep(address, [at]), value.type.as_pointer()), align=4)
+
+    def spread(self, value: Any) -> Any:
+        """A vector of equal elements."""
+        kind = _vector(value.type)
+        single = self.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
+        return self.shuffle_vector(single, ir.Constant(kind, ir.Undefined), ir.Constant(_vector(_I32), [0] * WIDTH))
+
+    def larger(self, a: Any, b: Any) -> Any:
+        """The maximum of signed integers."""
+        return self.select(self.icmp_signed(">", a, b), a, b)
+
+    def exponent(self, field: Any) -> Any:
+        """Unbiased, of the eight bits; a subnormal counts as the smallest normal."""
+        return self.sub(self.larger(field, self.constant(1, field)), self.constant(127, field))
+
+    def within(self, exponent: Any, limits: tuple[int, int]) -> Any:
+        """Whether an exponent lies between two limits, which count as within."""
+        low, high = limits
+        shifted = self.sub(exponent, self.constant(low, exponent))
+        return self.icmp_unsigned("<=", shifted, self.constant(high - low, exponent))
+
+
+def _bf16(write: _Writer, elements: Any, at: Any) -> Any:
+    """The bits of an element, in i32 and shifted to those of fp32."""
+    return write.shl(write.zext(write.load(write.gep(elements, [at])), _I32), ir.Constant(_I32, 16))
+
+
+def _unpack_factor(write: _Writer, word: Any, values: Any, exponents: Any, at: Any, wide: Any) -> None:
+    """One factor's value and exponent, and into `wide` whether it is too large or small."""
+    magnitude = write.and_(word, ir.Constant(_I32, 0x7FFFFFFF))
+    exponent = write.exponent(write.lshr(magnitude, ir.Constant(_I32, 23)))
+    is_zero = write.icmp_signed("==", magnitude, ir.Constant(_I32, 0))
+    write.store(write.bitcast(word, _F32), write.gep(values, [at]))
+    write.store(write.select(is_zero, ir.Constant(_I32, _ZERO), exponent), write.gep(exponents, [at]))
+    fits = write.or_(is_zero, write.within(exponent, _FACTORS))
+    write.store(write.or_(write.load(wide), write.zext(write.not_(fits), _I32)), wide)
+
+
+def _check_sums(write: _Writer, sums: Any, size: Any, wide: Any) -> None:
+    with write.loop(ir.Constant(_I64, 0), size, WIDTH) as at:
+        magnitude = write.and_(words := write.read_vector(sums, at), write.constant(0x7FFFFFFF, words))
+        exponent = write.exponent(write.lshr(magnitude, write.constant(23, magnitude)))
+        is_zero = write.icmp_signed("==", magnitude, write.constant(0, magnitude))
+        fits = write.or_(is_zero, write.within(exponent, _SUMS))
+        beyond = write.bitcast(write.not_(fits), ir.IntType(WIDTH))
+        write.store(write.or_(write.load(wide), write.zext(beyond, _I32)), wide)
+
+
+def _clear(write: _Writer, sums: Any, size: Any, fresh: Any, product: Any) -> None:
+    """A product that starts from zero."""
+    starts = write.icmp_signed("!=", write.read(fresh, product), ir.Constant(_I8, 0))
+    with write.if_then(starts), write.loop(ir.Constant(_I64, 0), size, WIDTH) as at:
+        write.write_vector(ir.Constant(_vector(_I32), [0] * WIDTH), sums, at)
+
+
+def _sum_terms(write: _Writer, a: tuple[Any, Any], b: tuple[Any, Any], places: Any, words: Any) -> tuple[Any, Any]:
+    """Terms cut at 25 fractional bits of the largest exponent, in i32 (16 are below 2^31); and that exponent."""
+    magnitude = write.and_(words, write.constant(0x7FFFFFFF, words))
+    largest = write.exponent(write.lshr(magnitude, write.constant(23, words)))
+    for k in range(DEPTH):
+        a_at, b_at = places(k)
+        exponent = write.add(write.spread(write.read(a[1], a_at)), write.read_vector(b[1], b_at))
+        largest = write.larger(largest, exponent)
+    # where all terms are zero, any scale will do
+    largest = write.larger(largest, write.constant(_SMALLEST, largest))
+    scale = _power(write, write.sub(write.constant(_FRACTION_BITS, largest), largest))
+    total = ir.Constant(largest.type, [0] * WIDTH)
+    for k in range(DEPTH):
+        a_at, b_at = places(k)
+        # every step is exact: fp32 holds a product's 16 bits, and the conversion truncates
+        product = write.fmul(write.spread(write.read(a[0], a_at)), write.read_vector(b[0], b_at))
+        total = write.add(total, write.fptosi(write.fmul(product, scale), total.type))
+    kept = write.fptosi(write.fmul(write.bitcast(words, scale.type), scale), total.type)
+    doubles = _vector(_F64)
+    return write.fadd(write.sitofp(total, doubles), write.sitofp(kept, doubles)), largest
+
+
+def _power(write: _Writer, exponent: Any) -> Any:
+    """fp32 powers of two."""
+    bits = write.shl(write.add(exponent, write.constant(127, exponent)), write.constant(23, exponent))
+    return write.bitcast(bits, _vector(_F32))
+
+
+def _truncated(write: _Writer, value: Any) -> Any:
+    """The bits of fp64 values cut to fp32."""
+    nearest = write.fptrunc(value, _vector(_F32))
+    back = write.fpext(nearest, value.type)
+    size, back_size = (_magnitude(write, each) for each in (value, back))
+    words = write.bitcast(nearest, _vector(_I32))
+    # one ulp towards zero is one less in the bits of either sign
+    return write.sub(words, write.zext(write.fcmp_ordered(">", back_size, size), words.type))
+
+
+def _magnitude(write: _Writer, value: Any) -> Any:
+    bits = write.bitcast(value, _vector(_I64))
+    return write.bitcast(write.and_(bits, write.constant((1 << 63) - 1, bits)), value.type)
+
+
+def _write_hopper(function: Any) -> None:
+    """`multiply_add_hopper` of operands whose exponents are small; it stops at any other."""
+    write = _Writer(function)
+    given = write.arguments
+    zero, depth = ir.Constant(_I64, 0), ir.Constant(_I64, DEPTH)
+    rows, n, sums = given["rows"], given["n"], given["sums"]
+    a_size, b_size, size = write.mul(rows, depth), write.mul(n, depth), write.mul(rows, n)
+    a, b = ((write.room(_F32, count), write.room(_I32, count)) for count in (a_size, b_size))
+    wide = write.room(_I32, None)
+    with write.loop(given["first"], given["last"]) as product:
+        _clear(write, sums, size, given["fresh"], product)
+        write.store(ir.Constant(_I32, 0), wide)
+        with write.loop(zero, a_size) as at:
+            place = write.read(given["a_at"], write.mul(product, a_size), at)
+            _unpack_factor(write, _bf16(write, given["elements"], place), *a, at, wide)
+        with write.loop(zero, n) as column, write.loop(zero, depth) as k:
+            place = write.read(given["b_at"], write.mul(product, b_size), write.mul(column, depth), k)
+            to = write.add(write.mul(k, n), column)
+            _unpack_factor(write, _bf16(write, given["elements"], place), *b, to, wide)
+        _check_sums(write, sums, size, wide)
+        with write.if_then(write.icmp_signed("!=", write.load(wide), ir.Constant(_I32, 0)), likely=False):
+            write.ret(product)
+        with write.loop(zero, rows) as row, write.loop(zero, n, WIDTH) as column:
+            at = write.add(write.mul(row, n), column)
+
+            def places(k: int, row: Any = row, column: Any = column) -> tuple[Any, Any]:
+                a_at = write.add(write.mul(row, depth), ir.Constant(_I64, k))
+                return a_at, write.add(write.mul(ir.Constant(_I64, k), n), column)
+
+            total, largest = _sum_terms(write, a, b, places, write.read_vector(sums, at))
+            unit = _power(write, write.sub(largest, write.constant(_FRACTION_BITS, largest)))
+            value = write.fmul(total, write.fpext(unit, total.type))
+            write.write_vector(_truncated(write, value), sums, at)
+    write.ret(given["last"])
+
+
+def _write_wide(function: Any) -> None:
+    """`multiply_add_wide`; terms are added in the order of k."""
+    write = _Writer(function)
+    given = write.arguments
+    zero, depth = ir.Constant(_I64, 0), ir.Constant(_I64, DEPTH)
+    rows, n, sums = given["rows"], given["n"], given["sums"]
+    a_size, b_size, size = write.mul(rows, depth), write.mul(n, depth), write.mul(rows, n)
+    a, b = (write.room(_F64, count) for count in (a_size, b_size))
+    with write.loop(given["first"], given["last"]) as product:
+        _clear(write, sums, size, given["fresh"], product)
+        with write.loop(zero, a_size) as at:
+            place = write.read(given["a_at"], write.mul(product, a_size), at)
+            _widen(write, given["elements"], place, a, at)
+        with write.loop(zero, n) as column, write.loop(zero, depth) as k:
+            place = write.read(given["b_at"], write.mul(product, b_size), write.mul(column, depth), k)
+            _widen(write, given["elements"], place, b, write.add(write.mul(k, n), column))
+        with write.loop(zero, rows) as row, write.loop(zero, n, WIDTH) as column:
+            at = write.add(write.mul(row, n), column)
+            total = ir.Constant(_vector(_F64), [0.0] * WIDTH)
+            for k in range(DEPTH):
+                k_at = ir.Constant(_I64, k)
+                factor = write.spread(write.read(a, write.mul(row, depth), k_at))
+                others = write.read_vector(b, write.add(write.mul(k_at, n), column))
+                total = write.fadd(total, write.fmul(factor, others))
+            before = write.bitcast(write.read_vector(sums, at), _vector(_F32))
+            after = write.fptrunc(write.fadd(total, write.fpext(before, total.type)), before.type)
+            write.write_vector(write.bitcast(after, _vector(_I32)), sums, at)
+    write.ret(given["last"])
+
+
+def _widen(write: _Writer, elements: Any, place: Any, values: Any, at: Any) -> None:
+    single = write.bitcast(_bf16(write, elements, place), _F32)
+    write.store(write.fpext(single, _F64), write.gep(values, [at]))
+
+
+_WRITERS = {"hopper": _write_hopper, "wide": _write_wide}
+
+
+# Array -> (itself, its address): asking numpy takes as long as a small product does.
+_addresses: dict[int, tuple[weakref.ref[Array], int]] = {}
+
+
+def _address(array: Array, kind: str) -> int:
+    """Where an array starts that is used again and again; its type and its layout are checked once."""
+    known = _addresses.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
+    assert array.flags.c_contiguous
+    assert array.dtype.str[1:] == kind
+    key = id(array)
+    _addresses[key] = weakref.ref(array, lambda _: _addresses.pop(key, None)), array.ctypes.data
+    return _addresses[key][1]
+
+
+class Kernel:
+    """Machine code of an arithmetic.
+
+    Parameters
+    ----------
+    name
+        `hopper` or `wide`.
+    """
+
+    def __init__(self, name: str) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        target = llvm.Target.from_default_triple()
+        features = llvm.get_host_cpu_features().flatten()
+        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=2)
+        module = ir.Module(name)
+        kinds = [_ADDRESSES[each].as_pointer() if each in _ADDRESSES else _I64 for each in _PARAMETERS]
+        _WRITERS[name](ir.Function(module, ir.FunctionType(_I64, kinds), name))
+        parsed = llvm.parse_assembly(str(module))
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+        builder.getModulePassManager().run(parsed, builder)
+        # it owns the code
+        self._engine = llvm.create_mcjit_compiler(parsed, machine)
+        self._engine.finalize_object()
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(_PARAMETERS))
+        self._run = prototype(self._engine.get_function_address(name))
+
+    def __call__(
+        self, elements: Array, a_at: Array, b_at: Array, fresh: Array, first: int, last: int, sums: Array
+    ) -> int:
+        """Add products to sums, which are written; the number of the first that it can't do, or `last`."""
+        rows, n = sums.shape
+        where = _address(elements, "u2"), _address(a_at, "i8"), _address(b_at, "i8"), _address(fresh, "b1")
+        done: int = self._run(*where, first, last, sums.ctypes.data, rows, n)
+        return done
 
 
 @functools.cache
-def compiled(kernel: Kernel) -> Kernel:
-    """A kernel in machine code, which is kept in the cache's folder for later processes if that folder is ours."""
-    before = _config.CACHE_DIR
-    with contextlib.suppress(CakeError, OSError):
-        folder = cache_root() / "numba"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        refuse_strangers(folder)
-        _config.CACHE_DIR = str(folder)
-    try:
-        found: Kernel = numba.njit(_SIGNATURE, cache=bool(_config.CACHE_DIR), nogil=True)(kernel)
-    finally:
-        _config.CACHE_DIR = before
-    return found
-
-
-@_inlined
-def _exponent(field: Any) -> Any:
-    return np.int32(field if field > 1 else 1) - np.int32(127)
-
-
-@_inlined
-def _factor_exponent(bits: Any) -> Any:
-    return _exponent(bits >> 7 & 0xFF) if bits & 0x7FFF else np.int32(_ZERO)
-
-
-@_inlined
-def _factor_size(bits: Any) -> Any:
-    return np.int32(bits & 0x7F | (0x80 if bits & 0x7F80 else 0))
-
-
-@_inlined
-def _is_narrow(exponent: Any, limit: Any) -> Any:
-    return exponent == _ZERO or -limit <= exponent <= limit
-
-
-@_inlined
-def _unpack(elements: Any, at: Any, sizes: Any, signs: Any, exponents: Any) -> Any:
-    """Factors `[rows, k]` as `[k, rows]` magnitudes, masks of the sign, and exponents; whether all are narrow."""
-    narrow = True
-    for row in range(at.shape[0]):
-        for k in range(at.shape[1]):
-            bits = np.int32(elements[at[row, k]])
-            exponents[k, row] = _factor_exponent(bits)
-            sizes[k, row] = _factor_size(bits)
-            signs[k, row] = -(bits >> 15)
-            narrow &= _is_narrow(exponents[k, row], _NARROW)
-    return narrow
-
-
-@_inlined
-def _are_narrow_sums(words: Any) -> Any:
-    narrow = True
-    for i in range(words.shape[0]):
-        for j in range(words.shape[1]):
-            word = words[i, j]
-            narrow &= word & 0x7FFFFFFF == 0 or _is_narrow(_exponent(word >> 23 & 0xFF), _NARROW_C)
-    return narrow
-
-
-@_inlined
-def _add_row(a: Any, b: Any, i: Any, words: Any, largest: Any, total: Any) -> None:
-    """Terms of one row of sums, cut at 25 fractional bits of the largest exponent, in i32: 16 are below 2^31."""
-    (a_sizes, a_signs, a_exponents), (b_sizes, b_signs, b_exponents) = a, b
-    n = words.shape[1]
-    for j in range(n):
-        largest[j] = _exponent(words[i, j] >> 23 & 0xFF)
-        total[j] = 0
-    for k in range(a_sizes.shape[0]):
-        for j in range(n):
-            largest[j] = max(largest[j], a_exponents[k, i] + b_exponents[k, j])
-    for k in range(a_sizes.shape[0]):
-        for j in range(n):
-            # a product's magnitude has 14 fractional bits; one of zero has any exponent
-            shift = largest[j] - a_exponents[k, i] - b_exponents[k, j]
-            term = a_sizes[k, i] * b_sizes[k, j] << np.int32(11) >> min(shift, np.int32(31))
-            sign = a_signs[k, i] ^ b_signs[k, j]
-            total[j] += (term ^ sign) - sign
-
-
-@_inlined
-def _finish_row(i: Any, sums: Any, words: Any, largest: Any, total: Any) -> None:
-    """Add the accumulator, cut likewise, and cut the sum to fp32."""
-    for j in range(sums.shape[1]):
-        word = words[i, j]
-        field = word >> 23 & 0xFF
-        size = word & 0x7FFFFF | (0x800000 if field else 0)
-        kept = np.int64(size << 2 >> min(largest[j] - _exponent(field), np.int32(31)))
-        exact = np.int64(total[j]) + (-kept if word < 0 else kept)
-        value = np.float64(exact) * 2.0 ** np.float64(largest[j] - _FRACTION_BITS)
-        nearest = np.float32(value)
-        sums[i, j] = nearest
-        # one ulp towards zero is one less in the bits of either sign
-        words[i, j] -= np.int32(abs(np.float64(nearest)) > abs(value))
-
-
-def hopper(elements: Any, a_at: Any, b_at: Any, fresh: Any, first: int, last: int, sums: Any) -> int:
-    """`multiply_add_hopper` of operands whose exponents are small; it stops at any other."""
-    rows, depth, n = a_at.shape[1], a_at.shape[2], b_at.shape[1]
-    shape_a, shape_b = (depth, rows), (depth, n)
-    a = np.empty(shape_a, np.int32), np.empty(shape_a, np.int32), np.empty(shape_a, np.int32)
-    b = np.empty(shape_b, np.int32), np.empty(shape_b, np.int32), np.empty(shape_b, np.int32)
-    largest, total = np.empty(n, np.int32), np.empty(n, np.int32)
-    words = sums.view(np.int32)
-    for product in range(first, last):
-        if fresh[product]:
-            sums[:, :] = 0
-        narrow = _unpack(elements, a_at[product], a[0], a[1], a[2])
-        narrow &= _unpack(elements, b_at[product], b[0], b[1], b[2])
-        if not narrow or not _are_narrow_sums(words):
-            return product
-        for i in range(rows):
-            _add_row(a, b, i, words, largest, total)
-            _finish_row(i, sums, words, largest, total)
-    return last
-
-
-@_inlined
-def _widen(elements: Any, at: Any, values: Any) -> None:
-    """bf16 bits `[rows, k]` -> fp64 `[k, rows]`."""
-    word = np.empty(1, np.uint32)
-    single = word.view(np.float32)
-    for row in range(at.shape[0]):
-        for k in range(at.shape[1]):
-            word[0] = np.uint32(elements[at[row, k]]) << np.uint32(16)
-            values[k, row] = single[0]
-
-
-def wide(elements: Any, a_at: Any, b_at: Any, fresh: Any, first: int, last: int, sums: Any) -> int:
-    """`multiply_add_wide`; terms are added in the order of k."""
-    rows, depth, n = a_at.shape[1], a_at.shape[2], b_at.shape[1]
-    a, b = np.empty((depth, rows), np.float64), np.empty((depth, n), np.float64)
-    total = np.empty(n, np.float64)
-    for product in range(first, last):
-        _widen(elements, a_at[product], a)
-        _widen(elements, b_at[product], b)
-        if fresh[product]:
-            sums[:, :] = 0
-        for i in range(rows):
-            total[:] = 0
-            for k in range(depth):
-                for j in range(n):
-                    total[j] += a[k, i] * b[k, j]
-            for j in range(n):
-                sums[i, j] = total[j] + sums[i, j]
-    return last
+def compiled(name: str) -> Kernel:
+    """The kernel of a name."""
+    return Kernel(name)
