@@ -186,6 +186,6 @@ def test_compile_needs_no_driver_library() -> None:
         env={**os.environ, "PYTHONPATH": roots},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr

@@ -10,8 +10,8 @@ import pytest
 import torch
 from models import hopper, tiny_model
 from pair_tiles import count_pair_tiles
-from schedules import same_under_all_schedules
 from shorter_requests import outputs_of
+from support.emulator.schedules import same_under_all_schedules
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case

@@ -1,4 +1,7 @@
-"""Every program of the small model against the reference, under both extremes and one seed of four."""
+"""Every program of the small model against the reference, under both extremes and one seed of four.
+
+A quick run takes the keys of each body with the narrowest and the widest token tile; the others are `thorough`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,24 @@ import re
 import pytest
 import torch
 from models import tiny_model, tiny_quarters_model, with_tile
-from schedules import same_under_all_schedules
+from support.emulator.bodies import SMALL, quick_keys
+from support.emulator.schedules import same_under_all_schedules
 
 from cakegen.emulator.launches.cases import Case, find_case
 from cakegen.errors import EmulationError
 from cakegen.plan import GemmForm, partials_elems
 from cakegen.registry import Registry, load_registry
 
-# The degrees of one tile share a program; the tiles between the widest and the narrowest run the two cheapest of them.
+ARCH = "sm_90a"
+QUICK = quick_keys(SMALL, ARCH)
+# Of the others: the degrees of one tile share a program; the tiles between the widest and the narrowest run the two
+# cheapest of them.
 BETWEEN = re.compile(r"n(240|224|192|176|144)@")
 FEW = ("front:i128", "front:i64", "tail_gemm:tp8", "tail_gemm:tp16")
 KEYS = [
     key
-    for key in load_registry("tiny_latent_moe").kernels
-    if key.endswith("@sm_90a") and (not BETWEEN.search(key) or key.startswith(FEW))
+    for key in load_registry(SMALL).kernels
+    if key.endswith(f"@{ARCH}") and (key in QUICK or not BETWEEN.search(key) or key.startswith(FEW))
 ]
 # So many seeds take every style of the random schedule; one program after another takes the next of them.
 SEEDS = 4
@@ -35,7 +42,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", [pytest.param(key, marks=() if key in QUICK else pytest.mark.thorough) for key in KEYS])
 def test_program_matches_the_reference_whatever_the_schedule(registry: Registry, key: str) -> None:
     same_under_all_schedules(registry, find_case(registry, key), seed=KEYS.index(key) % SEEDS)
 

@@ -263,7 +263,7 @@ document.title = JSON.stringify({
     page.write_text(render_html(review).replace("</body>", f"{probe}</body>"))
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", page.as_uri()]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=900)
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title, done.stderr
     assert title[1] == '{"closed":0,"shown":["norm:e0","norm:e0"]}'

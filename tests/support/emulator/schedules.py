@@ -1,7 +1,11 @@
-"""A case under both extreme schedules and one seed, for tests of the emulator."""
+"""Which schedules a test of the emulator runs: a case under both extremes and one seed, a planted fault under one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
 import torch
 
 from cakegen.emulator import Options
@@ -17,3 +21,15 @@ def same_under_all_schedules(registry: Registry, case: Case, arithmetic: str = "
     for report in reports[1:]:
         for name, value in report.outputs.items():
             assert torch.equal(value, reports[0].outputs[name]), f"{name} depends on the schedule"
+
+
+def proof_and_others(name: str, schedules: Sequence[Any]) -> Iterator[Any]:
+    """A planted fault with each of its schedules: the first proves that it is caught, the others are `thorough`."""
+    yield pytest.param(name, schedules[0])
+    for schedule in schedules[1:]:
+        yield pytest.param(name, schedule, marks=pytest.mark.thorough)
+
+
+def spelled(value: object) -> str:
+    """An identity of a test without blanks."""
+    return str(value).replace(" ", "_")
