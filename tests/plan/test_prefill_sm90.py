@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
-from call_counts import calls_of
 from models import changed, hopper, kimi_k3_model, one_tile_models, short_decode, tiny_model, with_tile
 from pair_tiles import count_pair_tiles
 
@@ -389,14 +388,3 @@ def test_tiles_beyond_32_bits_are_refused(kimi: Model, h200: DeviceFacts) -> Non
     wide = dataclasses.replace(kimi, max_tokens=2**40, dims=dataclasses.replace(kimi.dims, hidden=2**17))
     with pytest.raises(PlanError, match=r"tile number is 4194304 pair rows \* 512 columns of tiles = 2147483648"):
         gemm_of(with_tile(wide, 256), h200, "tail", 1, 2**30)
-
-
-def test_planning_takes_as_many_calls_whatever_the_number_of_tokens(kimi: Model) -> None:
-    """Nothing in it counts tokens or tiles one by one: 16384 tokens are planned as fast as 1024."""
-    device = DeviceFacts.nominal("sm_90a", 130)
-
-    def calls(tokens: int) -> int:
-        return calls_of(lambda: plan_route(kimi, stage="tail", tp=2, tokens=tokens, partials=1, device=device))
-
-    few = [calls(tokens) for tokens in range(513, 1025, 37)]
-    assert max(calls(tokens) for tokens in range(12_000, 16_385, 97)) < 2 * max(few) < 10_000
