@@ -1,18 +1,20 @@
 """Every program of the small model against the reference, under both extremes and one seed of four.
 
-A quick run takes the keys of each body with the narrowest and the widest token tile; the others are `thorough`.
+A quick run takes the keys of each body with the narrowest and the widest token tile, under one extreme and a seed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from models import tiny_model, tiny_quarters_model, with_tile
 from support.emulator.bodies import SMALL, quick_keys
-from support.emulator.schedules import same_under_all_schedules
+from support.emulator.schedules import same_under_all_schedules, spelled
 
 from cakegen.emulator.launches.cases import Case, find_case
 from cakegen.errors import EmulationError
@@ -42,9 +44,21 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("key", [pytest.param(key, marks=() if key in QUICK else pytest.mark.thorough) for key in KEYS])
-def test_program_matches_the_reference_whatever_the_schedule(registry: Registry, key: str) -> None:
-    same_under_all_schedules(registry, find_case(registry, key), seed=KEYS.index(key) % SEEDS)
+def runs() -> Iterator[Any]:
+    """Keys and extremes: of the quick keys one, the other and all others are `thorough`."""
+    for key in KEYS:
+        if key in QUICK:
+            yield pytest.param(key, ("late",))
+            yield pytest.param(key, ("early",), marks=pytest.mark.thorough)
+        else:
+            yield pytest.param(key, ("early", "late"), marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("key", "extremes"), runs(), ids=spelled)
+def test_program_matches_the_reference_whatever_the_schedule(
+    registry: Registry, key: str, extremes: tuple[str, ...]
+) -> None:
+    same_under_all_schedules(registry, find_case(registry, key), extremes=extremes, seed=KEYS.index(key) % SEEDS)
 
 
 @pytest.mark.parametrize(
