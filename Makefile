@@ -62,7 +62,7 @@ bench: $(READY) ## Measure on this machine's GPU; BENCH="--rows decode" and othe
 gpu-test: $(READY) ## The tests that launch; need a supported GPU
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-SWEEP := $(BIN)/python tests/emulator_sweep.py
+SWEEP := $(BIN)/python tests/support/emulator/sweep.py
 
 emulate-full: $(READY) ## What the tables of emulated programs lack: about six hours of one core for all
 	@$(SWEEP) benchmarks/emulator/tiny.tsv --jobs $(JOBS) --edges --seeds 5

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_text import code_of, declared, functions
+from support.cuda_text import code_of, declared, functions
 
 from cakegen import paths
 from cakegen.emit import operands

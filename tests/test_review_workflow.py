@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_blocks import ROOT, command_environment, copy_checkout, needs_git
+from support.page_blocks import ROOT, command_environment, copy_checkout, needs_git
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the workflow")
 

@@ -10,7 +10,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from page_blocks import ROOT
+from support.page_blocks import ROOT
 
 import cakegen.emulator
 import cakegen.runtime

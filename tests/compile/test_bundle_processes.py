@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import PLAIN_REQUEST
 from support.compile.ends import end_at_call
+from support.compile.sources import PLAIN_REQUEST
 
 from cakegen.compile import CompiledProgram, CompileRequest, cached_cubin
 from cakegen.compile import bundle as bundle_module

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_sources import PLAIN_REQUEST
 from support.compile.ends import end_at_call
+from support.compile.sources import PLAIN_REQUEST
 
 from cakegen.compile import CacheWarning, CompileRequest, cached_cubin
 from cakegen.compile import cache as cache_module

@@ -12,7 +12,7 @@ import re
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 
-from program_kinds import kind_of
+from support.emit.program_kinds import kind_of
 
 from cakegen import paths
 from cakegen.compile import CompileRequest, compile_ptx, request_for

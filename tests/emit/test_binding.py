@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from binding_build import binding_examples, build_from_manifest, find_nvcc, include_flags
-from committed_trees import committed_tree
+from support.emit.binding_build import binding_examples, build_from_manifest, find_nvcc, include_flags
+from support.emit.committed_trees import committed_tree
 
 from cakegen import paths
 from cakegen.emit.ffi_layout import MANIFEST_FILE, select_ffi_files

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulator_sweep import Sweep, cases_of, program_keys, read_rows, run_case
-from models import changed, tiny_model, tiny_ragged_model
 from support.emulator.bodies import SMALL, quick_keys
+from support.emulator.sweep import Sweep, cases_of, program_keys, read_rows, run_case
+from support.models import changed, tiny_model, tiny_ragged_model
 
 from cakegen import paths
 from cakegen.emit import render_tree, write_exports

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from emulator_sweep import Sweep, cases_of, run_case
 from support.emulator.bodies import (
     ARCHES,
     SMALL,
@@ -19,6 +18,7 @@ from support.emulator.bodies import (
     quick_rows,
     recorded,
 )
+from support.emulator.sweep import Sweep, cases_of, run_case
 
 from cakegen.compile import CompileRequest, compile_ptx
 from cakegen.registry import load_registry

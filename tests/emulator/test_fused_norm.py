@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import hopper, tiny_model
 from support.emulator.schedules import proof_and_others, spelled
+from support.models import hopper, tiny_model
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import hopper, tiny_model
-from pair_tiles import count_pair_tiles
-from shorter_requests import outputs_of
 from support.emulator.schedules import same_under_all_schedules
+from support.emulator.shorter_requests import outputs_of
+from support.models import hopper, tiny_model
+from support.plan.pair_tiles import count_pair_tiles
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case

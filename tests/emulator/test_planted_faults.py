@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from models import tiny_model, with_tile
+from support.models import tiny_model, with_tile
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case

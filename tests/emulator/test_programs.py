@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_model, tiny_quarters_model, with_tile
 from support.emulator.bodies import SMALL, quick_keys
 from support.emulator.schedules import same_under_all_schedules, spelled
+from support.models import tiny_model, tiny_quarters_model, with_tile
 
 from cakegen.emulator.launches.cases import Case, find_case
 from cakegen.errors import EmulationError
@@ -54,7 +54,7 @@ def runs() -> Iterator[Any]:
             yield pytest.param(key, ("early", "late"), marks=pytest.mark.thorough)
 
 
-@pytest.mark.parametrize(("key", "extremes"), runs(), ids=spelled)
+@pytest.mark.parametrize(("key", "extremes"), list(runs()), ids=spelled)
 def test_program_matches_the_reference_whatever_the_schedule(
     registry: Registry, key: str, extremes: tuple[str, ...]
 ) -> None:

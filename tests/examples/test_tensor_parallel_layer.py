@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from torchrun import run_example
+from support.examples.torchrun import run_example
 
 long = pytest.mark.long
 

@@ -1,7 +1,7 @@
 """Mutated texts of every format: a result or one of our errors; and what once failed, for ever.
 
 `CAKEGEN_FUZZ_MUTATIONS` sets how many of each (300 by default); with `-m thorough` those up to number 2000 follow, with
-`-m long` there are 100,000. Their counts are in `benchmarks/fuzz/`, made by `tests/fuzz_table.py`.
+`-m long` there are 100,000. Their counts are in `benchmarks/fuzz/`, made by `tests/support/fuzz/table.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fuzz_formats import CORPUS, FORMATS, TAKEN, mutation, run_mutations
+from support.fuzz.formats import CORPUS, FORMATS, TAKEN, mutation, run_mutations
 
 DEFAULT_MUTATIONS = 300
 MUTATIONS = int(os.environ.get("CAKEGEN_FUZZ_MUTATIONS", DEFAULT_MUTATIONS))

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from models import kimi_k3_model, tiny_model
+from support.models import kimi_k3_model, tiny_model
 
 import cakegen
 from cakegen.arch import ARCHITECTURES

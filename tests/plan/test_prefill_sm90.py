@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
-from models import changed, hopper, kimi_k3_model, one_tile_models, short_decode, tiny_model, with_tile
-from pair_tiles import count_pair_tiles
+from support.models import changed, hopper, kimi_k3_model, one_tile_models, short_decode, tiny_model, with_tile
+from support.plan.pair_tiles import count_pair_tiles
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model

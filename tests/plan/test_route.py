@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from call_counts import calls_of
-from models import kimi_k3_model
+from support.call_counts import calls_of
+from support.models import kimi_k3_model
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model

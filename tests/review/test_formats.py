@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hostile_input import WAYS_OUT
 from markdown_it import MarkdownIt
-from review_trees import EXPORT, KERNEL, PREAMBLE, PREAMBLE_TEXT, SmallProgram, small_programs, write_small_tree
+from support.compile.hostile_input import WAYS_OUT
+from support.review.trees import EXPORT, KERNEL, PREAMBLE, PREAMBLE_TEXT, SmallProgram, small_programs, write_small_tree
 
 from cakegen.review import Review, compare_trees, measure_costs, render_html, render_markdown, render_text
 from cakegen.review.html import side_by_side

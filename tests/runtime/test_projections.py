@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_model
-from operator_cases import checkpoint, tiny_latent_moe
+from support.models import tiny_model
+from support.runtime.operator_cases import checkpoint, tiny_latent_moe
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import projections

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime_operands import front_operands, tail_operands
+from support.runtime.operands import front_operands, tail_operands
 
 import cakegen.runtime as runtime
 from cakegen.registry import Registry
@@ -30,8 +30,8 @@ BLOCKED = """
 
     sys.meta_path.insert(0, Blocker())
     import torch
-    from models import tiny_model
-    from runtime_operands import front_operands
+    from support.models import tiny_model
+    from support.runtime.operands import front_operands
 
     import cakegen.runtime
     from cakegen.errors import LaunchError

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from program_kinds import kind_of  # noqa: E402
+from support.emit.program_kinds import kind_of  # noqa: E402
 
 from cakegen import paths  # noqa: E402
 from cakegen.compile import compile_ptx, request_for  # noqa: E402

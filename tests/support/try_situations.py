@@ -1,4 +1,4 @@
-"""Runs every situation of `tests/situations/` and counts: `python tests/try_situations.py [--write]`.
+"""Runs every situation of `tests/situations/` and counts: `python tests/support/try_situations.py [--write]`.
 
 Prints a line for each that fails, and the figures by kind; `--write` puts them into `docs/what-goes-wrong.md`. A new
 kind is a new file there, and a new situation a name and a function in its file; or a row of `TESTS`.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "what-goes-wrong.md"
-BEGIN, END = "<!-- figures: python tests/try_situations.py --write -->\n", "<!-- end of figures -->\n"
+BEGIN, END = "<!-- figures: python tests/support/try_situations.py --write -->\n", "<!-- end of figures -->\n"
 Situation = Callable[[Path], None]
 
 
