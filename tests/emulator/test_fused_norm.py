@@ -69,12 +69,15 @@ def is_cut(registry: Registry, case: Case) -> bool:
     return dict(case.plan(registry.model).launches[-1].parameters)["sk_total"] > 0
 
 
+@pytest.mark.parametrize("schedules", [SCHEDULES[1:3], pytest.param(SCHEDULES, marks=pytest.mark.thorough)], ids=len)
 @pytest.mark.parametrize("name", CASES)
-def test_fused_norm_gives_the_same_bits_under_every_schedule(registry: Registry, name: str) -> None:
+def test_fused_norm_gives_the_same_bits_under_every_schedule(
+    registry: Registry, name: str, schedules: tuple[tuple[str, int], ...]
+) -> None:
     case = CASES[name]
     assert is_cut(registry, case) == name.startswith("cut"), case.plan(registry.model).launches[-1].parameters
     first = None
-    for schedule in SCHEDULES[: 3 if case.tp < 16 else 4]:
+    for schedule in schedules:
         report = emulate_case(registry, case, Options(*schedule, "wide"))
         assert report.problems == ()
         assert len(report.launches) == case.times

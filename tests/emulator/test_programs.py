@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.emulator.bodies import SMALL, quick_keys
 from support.emulator.schedules import same_under_all_schedules, spelled
-from support.models import tiny_model, tiny_quarters_model, with_tile
+from support.models import hopper, tiny_model, tiny_quarters_model, with_tile
 
 from cakegen.emulator.launches.cases import Case, find_case
 from cakegen.errors import EmulationError
@@ -34,6 +34,8 @@ KEYS = [
 ]
 # So many seeds take every style of the random schedule; one program after another takes the next of them.
 SEEDS = 4
+# Three row tiles, the last of one row
+FEW_TOKENS = 257
 
 pytestmark = pytest.mark.emulator
 
@@ -42,6 +44,14 @@ pytestmark = pytest.mark.emulator
 def one_thread() -> None:
     """The reference's products are small; workers side by side would only fight over processors."""
     torch.set_num_threads(1)
+
+
+def request_of(registry: Registry, key: str) -> Case:
+    """The request that is found; where it has thousands of tokens, one of few that takes the key's tile anyway."""
+    case = find_case(registry, key)
+    tiles = hopper(registry.model).prefill.tiles if case.tokens > FEW_TOKENS else ()
+    few = (dataclasses.replace(case, tokens=FEW_TOKENS, tile=tile) for tile in tiles)
+    return next((each for each in few if each.plan(registry.model).launches[-1].key == key), case)
 
 
 def runs() -> Iterator[Any]:
@@ -58,7 +68,7 @@ def runs() -> Iterator[Any]:
 def test_program_matches_the_reference_whatever_the_schedule(
     registry: Registry, key: str, extremes: tuple[str, ...]
 ) -> None:
-    same_under_all_schedules(registry, find_case(registry, key), extremes=extremes, seed=KEYS.index(key) % SEEDS)
+    same_under_all_schedules(registry, request_of(registry, key), extremes=extremes, seed=KEYS.index(key) % SEEDS)
 
 
 @pytest.mark.parametrize(
