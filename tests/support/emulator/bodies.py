@@ -73,8 +73,13 @@ class Body:
 def body_of(ptx: str, kind: Hashable = ()) -> str:
     """The digest of what a kernel does; see above."""
     text = _LINE_COMMENT.sub("", ptx[ptx.index(".entry") :])
-    opcodes = {_SIZE.sub("", opcode) for opcode in _OPCODE.findall(text) if not _INTEGER.match(opcode)}
+    opcodes = {without_size(opcode) for opcode in _OPCODE.findall(text) if not _INTEGER.match(opcode)}
     return hashlib.sha256(repr((kind, sorted(opcodes))).encode()).hexdigest()[:16]
+
+
+def without_size(opcode: str) -> str:
+    """An opcode without the shape of a product, a repetition, or the width of a vector."""
+    return _SIZE.sub("", opcode)
 
 
 def program_digest(registry: Registry, key: str) -> str:
