@@ -6,7 +6,7 @@ READY := $(VENV)/.cakegen-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format check export mutate bench gpu-test emulate-full docs wheel clean
+.PHONY: help setup demo test test-rest test-all test-long lint format check export mutate bench gpu-test emulate-full docs wheel clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,11 +20,19 @@ $(READY): pyproject.toml tools/setup.sh tools/lock.txt
 demo: $(READY) ## Check the generated tree, compile every program, run front and tail: on a GPU, else emulated
 	@$(BIN)/cakegen demo
 
-test: lint check ## Lint, types, the generated tree, and every test that needs no GPU
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not gpu and not long"
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+test: lint check ## Lint, types, the generated tree, and tests of every code path that need no GPU
+	@$(PYTEST) -m "not gpu and not long and not thorough"
+
+test-rest: $(READY) ## What `make test-all` runs beside `make test`: the same paths with all keys, values and schedules
+	@$(PYTEST) -m "thorough and not gpu and not long"
+
+test-all: test ## `make test`, then `make test-rest`
+	@$(MAKE) --no-print-directory test-rest
 
 test-long: $(READY) ## What takes hours and no GPU, for a release: all recorded values, 100,000 mutations a format
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "long and not gpu"
+	@$(PYTEST) -m "long and not gpu" --timeout 0
 
 lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .
@@ -54,7 +62,7 @@ bench: $(READY) ## Measure on this machine's GPU; BENCH="--rows decode" and othe
 gpu-test: $(READY) ## The tests that launch; need a supported GPU
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-SWEEP := $(BIN)/python tests/emulator_sweep.py
+SWEEP := $(BIN)/python tests/support/emulator/sweep.py
 
 emulate-full: $(READY) ## What the tables of emulated programs lack: about six hours of one core for all
 	@$(SWEEP) benchmarks/emulator/tiny.tsv --jobs $(JOBS) --edges --seeds 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hostile_input import REFUSED_FLAGS
+from support.compile.hostile_input import REFUSED_FLAGS
 
 from cakegen.compiler_flags import is_macro, refused_flag
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from compile_sources import PLAIN_REQUEST
-from models import tiny_model
-from runtime_fakes import FakeDriver
-from small_registry import registry_text, registry_values, small_record
+from support.compile.sources import PLAIN_REQUEST
+from support.models import tiny_model
+from support.runtime.fakes import FakeDriver
+from support.small_registry import registry_text, registry_values, small_record
 
 import cakegen
 from cakegen.compile import compile_cubin, load_nvrtc

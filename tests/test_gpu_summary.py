@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from gpu_summary import _without, without_folders
+from support.gpu.summary import _without, without_folders
 
 
 def test_reason_names_files_without_the_machine_s_folders() -> None:

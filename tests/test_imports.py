@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from import_circles import circles, import_graph
+from support.import_circles import circles, import_graph
 
 import cakegen
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from models import kimi_k3_model
+from support.models import kimi_k3_model
 
 import cakegen
 from cakegen import runtime

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 import pytest
-from page_blocks import ROOT, copy_checkout, missing_lines, needs_git, read_blocks, run_blocks
+from support.page_blocks import ROOT, copy_checkout, missing_lines, needs_git, read_blocks, run_blocks
 
 from cakegen.cli.main import main
 

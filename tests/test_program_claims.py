@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from program_tools import load_tool
+from support.emit.program_tools import load_tool
 
 from cakegen.registry import Program, Registry
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import tiny_model
-from small_registry import NO_DIGEST, registry_text, registry_values, small_record, write_headers, write_sources
+from support.models import tiny_model
+from support.small_registry import NO_DIGEST, registry_text, registry_values, small_record, write_headers, write_sources
 
 from cakegen import paths
 from cakegen import registry as registry_module

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from page_blocks import ROOT
+from support.page_blocks import ROOT
 
 from cakegen.errors import ReviewError
 from cakegen.registry import load_registry

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_blocks import ROOT, command_environment, copy_checkout, needs_git
+from support.page_blocks import ROOT, command_environment, copy_checkout, needs_git
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the workflow")
 
@@ -118,7 +118,7 @@ def test_steps_run_in_a_clone_and_post_what_changed(steps: list[dict[str, Any]],
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]  # as a runner starts it
-        return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=240)
+        return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=900)
 
     export = clone / "exports" / "tiny_latent_moe" / "hopper.toml"
     text = export.read_text()

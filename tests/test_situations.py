@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from try_situations import BEGIN, END, PAGE, TESTS, attempt, attempt_tests, figures, kinds
+from support.try_situations import BEGIN, END, PAGE, TESTS, attempt, attempt_tests, figures, kinds
 
 KINDS = kinds()
 ROWS = re.compile(r"^\| ([\w ]+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
@@ -19,7 +19,7 @@ def test_situation_is_survived(kind: str, name: str) -> None:
 
 
 def test_page_holds_the_figures_of_these_situations() -> None:
-    """Run `python tests/try_situations.py --write` after a change of the situations."""
+    """Run `python tests/support/try_situations.py --write` after a change of the situations."""
     _, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     written = rest.partition(END)[0]
     counts = {kind: (len(found), len(found)) for kind, found in KINDS.items()}

@@ -32,7 +32,7 @@ def _run_in(
     environment: dict[str, str], command: Sequence[str | Path], folder: Path
 ) -> subprocess.CompletedProcess[str]:
     words = [str(part) for part in command]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done
 

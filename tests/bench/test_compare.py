@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench_fakes import recorded_row
+from support.bench.fakes import recorded_row
 
 from cakegen.bench.compare import compare_rows, find_cliffs, means_of
 from cakegen.bench.rows import Row

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_fakes import FakeClock, FakeProbe
+from support.bench.fakes import FakeClock, FakeProbe
 
 from cakegen.bench import layer_chain
 from cakegen.bench.libraries import ALL, JOINED, LIBRARIES, Library

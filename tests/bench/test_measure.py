@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_fakes import FakeClock, FakeProbe
+from support.bench.fakes import FakeClock, FakeProbe
 
 from cakegen.bench import arms, host_cost, layer_chain, measure, rivals, session
 from cakegen.bench.measure import Bench, Settings, measure_rows

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench_fakes import recorded_row
+from support.bench.fakes import recorded_row
 
 from cakegen.bench.plots import write_plots
 from cakegen.bench.records import RowRecord

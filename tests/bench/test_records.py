@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from bench_fakes import recorded_row, summary
-from models import kimi_k3_model
+from support.bench.fakes import recorded_row, summary
+from support.models import kimi_k3_model
 
 from cakegen.bench.records import ResultFile, read_results, row_record
 from cakegen.bench.rows import Row, work_of

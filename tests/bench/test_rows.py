@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from models import kimi_k3_model
+from support.models import kimi_k3_model
 
 from cakegen.bench.rows import Row, grouped_rows, select_rows, work_of
 from cakegen.errors import BenchError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_fakes import FakeClock, recorded_row
+from support.bench.fakes import FakeClock, recorded_row
 
 from cakegen.bench import session
 from cakegen.bench.measure import Bench, Settings

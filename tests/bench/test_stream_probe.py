@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from runtime_fakes import FakeDriver
+from support.runtime.fakes import FakeDriver
 
 from cakegen.bench.stream_probe import (
     BARRIER_BYTES,

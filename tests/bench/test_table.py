@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from bench_fakes import recorded_row
+from support.bench.fakes import recorded_row
 
 from cakegen.bench.compare import compare_rows, find_cliffs, means_of
 from cakegen.bench.table import LOSES, render_changes, render_line, render_means, render_others, render_rows

@@ -7,8 +7,8 @@ import dataclasses
 
 import pytest
 import torch
-from bench_fakes import FakeClock
-from models import changed, hopper, with_tile
+from support.bench.fakes import FakeClock
+from support.models import changed, hopper, with_tile
 
 from cakegen.bench.rows import Row
 from cakegen.bench.tiles import COLUMNS, TileTime, render_tiles, time_tiles

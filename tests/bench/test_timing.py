@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from bench_fakes import FakeClock
+from support.bench.fakes import FakeClock
 
 from cakegen.bench.timing import WARM_ROUNDS, copies_for, time_alternating, time_rotating
 

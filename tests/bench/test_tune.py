@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_fakes import recorded_row
+from support.bench.fakes import recorded_row
 
 import cakegen
 from cakegen.bench import tune

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_fakes import recorded_row
 from click.testing import CliRunner
+from support.bench.fakes import recorded_row
 
 import cakegen
 from cakegen.bench import session

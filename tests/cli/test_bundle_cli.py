@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from runtime_fakes import FakeDriver
+from support.runtime.fakes import FakeDriver
 
 from cakegen.cli.main import main
 from cakegen.compile import bundle as bundle_module

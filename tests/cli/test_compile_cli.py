@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from compile_sources import HEADER, PLAIN
-from models import tiny_model
-from small_registry import registry_text, registry_values, small_record, write_headers, write_sources
+from support.compile.sources import HEADER, PLAIN
+from support.models import tiny_model
+from support.small_registry import registry_text, registry_values, small_record, write_headers, write_sources
 
 from cakegen import registry
 from cakegen.cli.compile import compile_command

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from click.testing import CliRunner
-from models import kimi_k3_model
+from support.models import kimi_k3_model
 
 from cakegen.cli import compile as compile_cli
 from cakegen.cli import demo, export

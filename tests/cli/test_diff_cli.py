@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from review_trees import EXPORT, commit_all, git, small_programs, write_small_tree
+from support.review.trees import EXPORT, commit_all, git, small_programs, write_small_tree
 
 from cakegen import paths
 from cakegen.cli.main import main

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import click.testing
 import pytest
-from call_counts import calls_of
-from models import kimi_k3_model
+from support.call_counts import calls_of
+from support.models import kimi_k3_model
 
 from cakegen.cli.plan import parse_tokens, plan_command
 from cakegen.errors import BenchError, PlanError

@@ -8,7 +8,7 @@ from pathlib import Path
 import click.testing
 import pytest
 import torch
-from bench_fakes import recorded_row
+from support.bench.fakes import recorded_row
 
 from cakegen.bench import session
 from cakegen.bench.records import ResultFile, RowRecord

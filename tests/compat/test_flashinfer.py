@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from flashinfer_caller import Layer, call_block, refusals
-from operator_cases import tiny_latent_moe
-from runtime_operands import front_operands, tail_operands
+from support.runtime.operands import front_operands, tail_operands
+from support.runtime.operator_cases import tiny_latent_moe
 
 from cakegen.compat import flashinfer
 from cakegen.errors import LaunchError, OperandError, PlanError, UnregisteredError

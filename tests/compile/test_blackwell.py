@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.emulator.bodies import current_rows, quick_rows
 
 from cakegen import paths
 from cakegen.compile import CompiledProgram, cached_cubin, compile_many, load_nvrtc, request_for
@@ -24,6 +25,7 @@ ROOT = Path(paths.exports_root()).parent
 TABLE = ROOT / "benchmarks/static/blackwell.tsv"
 COMMAND = f"cakegen compile --arch sm_100a --arch sm_103a | grep -P '\\t' > {TABLE.relative_to(ROOT)}"
 ARCHES = ("sm_100a", "sm_103a")
+QUICK_AND_ALL = [pytest.param(True, id="a key of each body"), pytest.param(False, id="all", marks=pytest.mark.thorough)]
 # The largest of the programs that the published planner's keys belong to; theirs have 742 to 3542 lines.
 PUBLISHED_INSTRUCTIONS = 4960
 MOST_LINES = 430
@@ -44,9 +46,17 @@ def blackwell_keys(registry: Registry) -> list[str]:
 
 
 @functools.cache
-def compiled_keys(export: str) -> dict[tuple[str, str], CompiledProgram]:
+def quick_pairs(export: str) -> list[tuple[str, str]]:
+    """Two keys at most of each body that an export has, for the architecture that the text is of."""
+    rows = [row for row in current_rows() if (row.export, row.arch) == (export, ARCHES[0])]
+    return [(row.key, row.arch) for row in quick_rows(rows)]
+
+
+@functools.cache
+def compiled_keys(export: str, is_quick: bool = False) -> dict[tuple[str, str], CompiledProgram]:
     registry = load_registry(export)
-    pairs = [(key, arch) for key in blackwell_keys(registry) for arch in ARCHES]
+    every = [(key, arch) for key in blackwell_keys(registry) for arch in ARCHES]
+    pairs = quick_pairs(export) if is_quick else every
     outcomes = compile_many([request_for(registry, key, arch) for key, arch in pairs])
     # an outcome that is no program is an error: a spill, among others
     failures = [str(outcome) for outcome in outcomes if not isinstance(outcome, CompiledProgram)]
@@ -60,12 +70,15 @@ def table_rows() -> dict[tuple[str, str], dict[str, str]]:
     return {(row["keys"], row["arch"]): row for row in rows}
 
 
-@pytest.mark.timeout(600)
-def test_table_has_a_row_for_every_key_and_architecture_and_its_numbers_hold(kimi: Registry) -> None:
+def test_table_has_a_row_for_every_key_and_architecture(kimi: Registry) -> None:
+    assert set(table_rows()) == {(key, arch) for key in blackwell_keys(kimi) for arch in ARCHES}, COMMAND
+
+
+@pytest.mark.parametrize("is_quick", QUICK_AND_ALL)
+def test_numbers_of_the_table_hold(kimi: Registry, is_quick: bool) -> None:
     """Instructions and bytes within a twentieth, so that the edit of a wait leaves the table as it is."""
     rows = table_rows()
-    compiled = compiled_keys("kimi_k3_latent_moe")
-    assert set(rows) == set(compiled), f"write it again: {COMMAND}"
+    compiled = compiled_keys("kimi_k3_latent_moe", is_quick)
     if load_nvrtc().version not in {(13, 0)}:
         pytest.skip(f"the table is of NVRTC 13.0; here is {load_nvrtc().label}")
     for pair, program in compiled.items():
@@ -81,11 +94,11 @@ def test_table_has_a_row_for_every_key_and_architecture_and_its_numbers_hold(kim
         assert (int(row["shared memory"]), int(row["stack"])) == (cost.smem_bytes, 0), pair
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_quick", QUICK_AND_ALL)
 @pytest.mark.parametrize("export", ["kimi_k3_latent_moe", "tiny_latent_moe"])
-def test_programs_keep_their_bounds(export: str) -> None:
+def test_programs_keep_their_bounds(export: str, is_quick: bool) -> None:
     registry = load_registry(export)
-    for (key, arch), program in compiled_keys(export).items():
+    for (key, arch), program in compiled_keys(export, is_quick).items():
         record = registry.programs[program.name]
         threads = record.launch.block[0]
         assert program.report.registers * threads <= 65536, f"{key} {arch}"
@@ -116,7 +129,7 @@ def disassemble(program: CompiledProgram, folder: Path) -> str:
     file = folder / f"{program.name}.{program.arch}.cubin"
     file.write_bytes(program.cubin)
     return subprocess.run(
-        [find_disassembler(), "-c", str(file)], capture_output=True, text=True, check=True, timeout=60
+        [find_disassembler(), "-c", str(file)], capture_output=True, text=True, check=True, timeout=900
     ).stdout
 
 
@@ -130,8 +143,7 @@ def count(found: collections.Counter[str], prefix: str) -> int:
     return sum(number for opcode, number in found.items() if opcode.startswith(prefix))
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("arch", [ARCHES[0], pytest.param(ARCHES[1], marks=pytest.mark.thorough)])
 def test_machine_code_has_what_the_design_says(kimi: Registry, tmp_path: Path, arch: str) -> None:
     """One key of each form at TP 1 and 8: the 23 that the published planner reaches."""
     published = [key for key in blackwell_keys(kimi) if re.search(r"_t7_28_(96|12)_|_k(56_96|7_12)_", key)]
@@ -159,8 +171,7 @@ def test_machine_code_has_what_the_design_says(kimi: Registry, tmp_path: Path, a
             assert count(found, absent) == 0, f"{key}: {absent}"
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("arch", [ARCHES[0], pytest.param(ARCHES[1], marks=pytest.mark.thorough)])
 def test_machine_code_of_the_gemms_has_what_the_design_says(kimi: Registry, tmp_path: Path, arch: str) -> None:
     """The published prefill keys, of TP 1 and 8."""
     published = [key for key in blackwell_keys(kimi) if re.match(r"front:i(6144|768)|tail_gemm:tp[18]e", key)]
@@ -201,7 +212,6 @@ def test_build_that_sleeps_at_every_wait_keeps_its_registers(kimi: Registry) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_other_releases_of_the_compiler_accept_every_program(tmp_path: Path) -> None:
     """Set CAKEGEN_TEST_NVRTC to a folder of `pip install --target` installations of other NVRTC releases."""
     folder = os.environ.get("CAKEGEN_TEST_NVRTC")

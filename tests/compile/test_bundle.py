@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from compile_sources import HEADER, PLAIN, PLAIN_REQUEST
+from support.compile.sources import HEADER, PLAIN, PLAIN_REQUEST
 
 from cakegen.compile import CompileRequest, cached_cubin
 from cakegen.compile import bundle as bundle_module

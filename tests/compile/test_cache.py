@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from compile_sources import HEADER, PLAIN_REQUEST
+from support.compile.sources import HEADER, PLAIN_REQUEST
 
 from cakegen.compile import CacheWarning, CompileRequest, cache_key, cache_root, cached_cubin, clear_cache
 from cakegen.compile import cache as cache_module

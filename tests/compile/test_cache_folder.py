@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import PLAIN_REQUEST
+from support.compile.sources import PLAIN_REQUEST
 
 from cakegen.compile import CacheWarning, cache_root, cached_cubin, clear_cache
 from cakegen.compile import cache as cache_module

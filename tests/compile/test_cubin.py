@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from compile_sources import PLAIN_REQUEST, WGMMA_SERIALIZED, request_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compile.sources import PLAIN_REQUEST, WGMMA_SERIALIZED, request_of
 
 from cakegen.compile import load_nvrtc
 from cakegen.compile.cubin import CubinReader

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import PLAIN_REQUEST
+from support.compile.sources import PLAIN_REQUEST
 
 from cakegen.compile import cache as cache_module
 from cakegen.compile import cache_folder as cache_folder_module
@@ -141,11 +141,17 @@ def test_folder_that_can_not_be_read_is_named_and_not_empty(monkeypatch: pytest.
             act()
 
 
-def test_waiter_takes_the_successor_of_a_lock_that_was_removed(tmp_path: Path) -> None:
+def test_waiter_takes_the_successor_of_a_lock_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a waiter would hold a file that nobody else can see, and two processes would compile one program."""
-    lock = tmp_path / "x.lock"
-    inside = threading.Event()
+    lock, try_lock = tmp_path / "x.lock", cache_module.try_lock
+    asked, inside = threading.Event(), threading.Event()
+
+    def noted(descriptor: int) -> bool:
+        asked.set()
+        return try_lock(descriptor)
+
     with cache_module.locked(lock):
+        monkeypatch.setattr(cache_module, "try_lock", noted)
 
         def wait() -> None:
             with cache_module.locked(lock):
@@ -154,9 +160,9 @@ def test_waiter_takes_the_successor_of_a_lock_that_was_removed(tmp_path: Path) -
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        time.sleep(0.05)
+        asked.wait()
         lock.unlink()
-    waiter.join(10)
+    waiter.join()
     assert inside.is_set()
     assert lock.exists()
 

@@ -12,8 +12,7 @@ import re
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-from program_kinds import kind_of
+from support.emit.program_kinds import kind_of
 
 from cakegen import paths
 from cakegen.compile import CompileRequest, compile_ptx, request_for
@@ -62,7 +61,6 @@ def test_kinds_are_some_dozens_and_of_every_role() -> None:
     assert 20 < len(programs) < 150
 
 
-@pytest.mark.timeout(900)
 def test_every_parameter_of_a_program_is_read() -> None:
     unread: dict[str, list[str]] = {}
     for registry, key in examples():
@@ -86,7 +84,6 @@ def unused_constants(request: CompileRequest) -> list[str]:
     return [name for _, name in member.findall(request.source) if name not in used]
 
 
-@pytest.mark.timeout(900)
 def test_every_constant_and_barrier_of_a_program_is_used() -> None:
     def unused(example: tuple[Registry, str]) -> list[str]:
         registry, key = example
@@ -104,7 +101,6 @@ def test_constant_that_nothing_uses_is_found() -> None:
     assert unused_constants(dataclasses.replace(request, source=spare)) == ["kSpare"]
 
 
-@pytest.mark.timeout(900)
 def test_every_program_waits_for_the_launch_before_it() -> None:
     """Any of them may follow a launch that has released its dependents early."""
     assert [key for key, text in ptx_of_each_kind().items() if "griddepcontrol.wait" not in text] == []

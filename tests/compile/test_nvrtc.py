@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import PLAIN_REQUEST
+from support.compile.sources import PLAIN_REQUEST
 
 from cakegen.arch import ARCHITECTURES
 from cakegen.compile import compile_cubin, load_nvrtc, nvrtc
@@ -120,7 +120,7 @@ def test_each_library_of_the_test_folder_compiles(tmp_path: Path) -> None:
     libraries = sorted(p for p in Path(folder).rglob("libnvrtc.so.*") if ".alt." not in p.name)
     assert libraries
     script = (
-        "from compile_sources import PLAIN_REQUEST\n"
+        "from support.compile.sources import PLAIN_REQUEST\n"
         "from cakegen.compile import cached_cubin, load_nvrtc\n"
         "program = cached_cubin(PLAIN_REQUEST)\n"
         "print(load_nvrtc().path, program.compiler, program.report.registers)\n"
@@ -129,7 +129,7 @@ def test_each_library_of_the_test_folder_compiles(tmp_path: Path) -> None:
     for library in libraries:
         environment = {**os.environ, "CAKEGEN_NVRTC": str(library), "PYTHONPATH": roots}
         done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(f"{library} nvrtc-")

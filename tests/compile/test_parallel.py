@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import HEADER, PLAIN, PLAIN_REQUEST
+from support.compile.sources import HEADER, PLAIN, PLAIN_REQUEST
 
 from cakegen.compile import CompiledProgram, CompileRequest, Outcome, compile_many, request_for
 from cakegen.errors import CompileError, RegistryError

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import HEADER, PLAIN, PLAIN_REQUEST, request_of
-from hostile_input import ASKERS, OTHERS, READERS
+from support.compile.hostile_input import ASKERS, OTHERS, READERS
+from support.compile.sources import HEADER, PLAIN, PLAIN_REQUEST, request_of
 
 from cakegen.compile import CompileRequest, compile_cubin, compile_ptx, load_nvrtc
 from cakegen.compile.permitted import check_request, own_log

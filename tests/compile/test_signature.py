@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from compile_sources import PLAIN_REQUEST
+from support.compile.sources import PLAIN_REQUEST
 
 from cakegen.compile import bundle as bundle_module
 from cakegen.compile import cached_cubin, signature

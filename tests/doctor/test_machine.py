@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from compile_sources import PLAIN_REQUEST
-from runtime_fakes import FakeDriver
+from support.compile.sources import PLAIN_REQUEST
+from support.runtime.fakes import FakeDriver
 
 from cakegen.compile import cached_cubin, load_nvrtc
 from cakegen.compile.bundle import write_bundle

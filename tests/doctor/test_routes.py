@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from runtime_fakes import FakeDriver
+from support.runtime.fakes import FakeDriver
 
 from cakegen.arch import architecture
 from cakegen.doctor import ABSENT, OK, PROBLEM, Finding, examine_devices

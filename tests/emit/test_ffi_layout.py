@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from committed_trees import committed_tree
+from support.emit.committed_trees import committed_tree
 
 from cakegen import paths
 from cakegen.cli.main import main

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from models import kimi_k3_model, tiny_ragged_model
+from support.models import kimi_k3_model, tiny_ragged_model
 
 from cakegen.emit.gemm_sm100 import gemm_program_sm100
 from cakegen.emit.program import ProgramSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from models import changed, hopper, tiny_model
+from support.models import changed, hopper, tiny_model
 
 from cakegen.emit import render_tree
 from cakegen.emit.reach import reached_keys, reached_plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from models import tiny_model
+from support.models import tiny_model
 
 from cakegen import paths
 from cakegen.emit.decode import norm_program

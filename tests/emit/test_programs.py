@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from models import hopper
+from support.models import hopper
 
 from cakegen import paths
 from cakegen.arch import architecture

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from models import tiny_model
+from support.models import tiny_model
 
 from cakegen import paths
 from cakegen.emit import RenderedTree, render_tree, shared_files, write_exports

@@ -14,8 +14,8 @@ from typing import Any
 
 import jinja2
 import pytest
-from models import changed, kimi_k3_model, tiny_model
-from random_models import model_toml, random_model
+from support.models import changed, kimi_k3_model, tiny_model
+from support.random_models import model_toml, random_model
 
 from cakegen import paths
 from cakegen.emit import RenderedTree, render_tree, shared, write_exports
@@ -262,7 +262,7 @@ def test_export_renders_each_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
 RENDER = """
 import dataclasses, hashlib, os, sys
 os.chdir(sys.argv[1])
-from models import tiny_model
+from support.models import tiny_model
 from cakegen.emit import render_tree
 targets = tuple(dataclasses.replace(t, tp_degrees=(8,), sm_counts=t.sm_counts[:2]) for t in tiny_model().targets)
 files = render_tree(dataclasses.replace(tiny_model(), targets=targets), "tiny_latent_moe")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from models import changed, tiny_model
+from support.models import changed, tiny_model
 
 from cakegen import paths
 from cakegen.cli.main import main

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from committed_trees import device_headers
-from copied_boxes import Box, record_boxes
+from support.emit.committed_trees import device_headers
+from support.emulator.copied_boxes import Box, record_boxes
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator.launches.address_space import AddressSpace

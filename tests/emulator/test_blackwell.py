@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulator_sweep import Sweep, cases_of, program_keys, read_rows, run_case
-from models import changed, tiny_model, tiny_ragged_model
+from support.emulator.bodies import SMALL, quick_keys
+from support.emulator.sweep import Sweep, cases_of, program_keys, read_rows, run_case
+from support.models import changed, tiny_model, tiny_ragged_model
 
 from cakegen import paths
 from cakegen.emit import render_tree, write_exports
@@ -25,8 +26,9 @@ Loader = Callable[[Registry, str, str], Program]
 ARCH = "sm_100a"
 TABLES = paths.exports_root().parent / "benchmarks/emulator"
 SCHEDULES = (("late", 0), ("random", 0))
-ONCE = Sweep("tiny_latent_moe", ARCH, 0, False)
+ONCE = Sweep(SMALL, ARCH, 0, False)
 CASES = {key: case for key, (case,) in cases_of(load_registry(ONCE.export), ONCE).items()}
+QUICK = quick_keys(SMALL, ARCH)
 
 pytestmark = pytest.mark.emulator
 
@@ -45,7 +47,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=() if key in QUICK else pytest.mark.thorough) for key in CASES]
+)
 def test_program_matches_the_reference_whatever_the_schedule(registry: Registry, key: str) -> None:
     """Values against fp64, `y` bit for bit, and no other bits under another schedule; scopes as the ISA has them."""
     assert run_case(registry, CASES[key], SCHEDULES, scopes="strict")[0] == "clean"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulator_sweep import run_case
-from models import tiny_ragged_model
+from support.emulator.sweep import run_case
+from support.models import tiny_ragged_model
 
 from cakegen.emit import render_tree, write_exports
 from cakegen.emulator import Fault, Options, emulate_calls, load_program

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from copied_boxes import Box
-from shorter_requests import outputs_of
+from support.emulator.copied_boxes import Box
+from support.emulator.shorter_requests import outputs_of
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case, emulate_chain

@@ -12,7 +12,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from device_values import (
+from support.emulator.device_values import (
     FOLDER,
     RECORD_COMMAND,
     SMALL,

@@ -15,8 +15,8 @@ from collections.abc import Hashable
 from typing import Any
 
 import pytest
-from program_kinds import switches_of
-from program_tools import load_tool
+from support.emit.program_kinds import switches_of
+from support.emit.program_tools import load_tool
 
 from cakegen.emulator import Options
 from cakegen.emulator.launches.cases import Case, emulate_case, find_cases

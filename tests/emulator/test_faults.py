@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from committed_trees import device_headers
+from support.emit.committed_trees import device_headers
 
 from cakegen.emulator import Fault
 from cakegen.emulator.machine.adversary import Adversary

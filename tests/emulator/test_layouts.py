@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from layouts import LAYOUTS, LayoutCheck, laid_out
-from models import tiny_model
-from runtime_operands import front_operands, tail_operands
+from support.emulator.layouts import LAYOUTS, LayoutCheck, laid_out
+from support.models import tiny_model
+from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.launches.launch import emulate_plan

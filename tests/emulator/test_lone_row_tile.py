@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import hopper, tiny_model
-from pair_tiles import count_pair_tiles
-from schedules import same_under_all_schedules
-from shorter_requests import outputs_of
+from support.emulator.schedules import same_under_all_schedules
+from support.emulator.shorter_requests import outputs_of
+from support.models import hopper, tiny_model
+from support.plan.pair_tiles import count_pair_tiles
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case
@@ -42,15 +42,18 @@ def gemm_form(registry: Registry, case: Case) -> tuple[GemmForm, dict[str, int]]
     return gemm.form, dict(gemm.parameters)
 
 
+@pytest.mark.parametrize("extreme", ["late", pytest.param("early", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", CASES)
-def test_uneven_number_of_row_tiles_gives_one_value_under_every_schedule(registry: Registry, name: str) -> None:
+def test_uneven_number_of_row_tiles_gives_one_value_under_every_schedule(
+    registry: Registry, name: str, extreme: str
+) -> None:
     case, n_tiles, is_cut = CASES[name]
     form, parameters = gemm_form(registry, case)
     tiles = count_pair_tiles(case.tokens, n_tiles)
     assert parameters["m_tiles"] % 2 == 1
     assert parameters["full_items"] + parameters["sk_total"] // form.num_k == tiles
     assert (parameters["sk_total"] > 0) == is_cut
-    same_under_all_schedules(registry, case)
+    same_under_all_schedules(registry, case, extremes=(extreme,))
 
 
 @pytest.mark.parametrize("tokens", [257, 384])

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from copied_boxes import record_boxes
-from models import hopper
+from support.emulator.copied_boxes import record_boxes
+from support.models import hopper
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import order_between_ctas
-import order_in_a_cta
 import pytest
-from order_pattern import Pattern
+from support.emulator import order_between_ctas, order_in_a_cta
+from support.emulator.order_pattern import Pattern
 
 from cakegen.emulator import Fault
 from cakegen.emulator.machine.adversary import Adversary

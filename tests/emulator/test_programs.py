@@ -1,30 +1,41 @@
-"""Every program of the small model against the reference, under both extremes and one seed of four."""
+"""Every program of the small model against the reference, under both extremes and one seed of four.
+
+A quick run takes the keys of each body with the narrowest and the widest token tile, under one extreme and a seed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from models import tiny_model, tiny_quarters_model, with_tile
-from schedules import same_under_all_schedules
+from support.emulator.bodies import SMALL, quick_keys
+from support.emulator.schedules import same_under_all_schedules, spelled
+from support.models import hopper, tiny_model, tiny_quarters_model, with_tile
 
 from cakegen.emulator.launches.cases import Case, find_case
 from cakegen.errors import EmulationError
 from cakegen.plan import GemmForm, partials_elems
 from cakegen.registry import Registry, load_registry
 
-# The degrees of one tile share a program; the tiles between the widest and the narrowest run the two cheapest of them.
+ARCH = "sm_90a"
+QUICK = quick_keys(SMALL, ARCH)
+# Of the others: the degrees of one tile share a program; the tiles between the widest and the narrowest run the two
+# cheapest of them.
 BETWEEN = re.compile(r"n(240|224|192|176|144)@")
 FEW = ("front:i128", "front:i64", "tail_gemm:tp8", "tail_gemm:tp16")
 KEYS = [
     key
-    for key in load_registry("tiny_latent_moe").kernels
-    if key.endswith("@sm_90a") and (not BETWEEN.search(key) or key.startswith(FEW))
+    for key in load_registry(SMALL).kernels
+    if key.endswith(f"@{ARCH}") and (key in QUICK or not BETWEEN.search(key) or key.startswith(FEW))
 ]
 # So many seeds take every style of the random schedule; one program after another takes the next of them.
 SEEDS = 4
+# Three row tiles, the last of one row
+FEW_TOKENS = 257
 
 pytestmark = pytest.mark.emulator
 
@@ -35,9 +46,29 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_program_matches_the_reference_whatever_the_schedule(registry: Registry, key: str) -> None:
-    same_under_all_schedules(registry, find_case(registry, key), seed=KEYS.index(key) % SEEDS)
+def request_of(registry: Registry, key: str) -> Case:
+    """The request that is found; where it has thousands of tokens, one of few that takes the key's tile anyway."""
+    case = find_case(registry, key)
+    tiles = hopper(registry.model).prefill.tiles if case.tokens > FEW_TOKENS else ()
+    few = (dataclasses.replace(case, tokens=FEW_TOKENS, tile=tile) for tile in tiles)
+    return next((each for each in few if each.plan(registry.model).launches[-1].key == key), case)
+
+
+def runs() -> Iterator[Any]:
+    """Keys and extremes: of the quick keys one, the other and all others are `thorough`."""
+    for key in KEYS:
+        if key in QUICK:
+            yield pytest.param(key, ("late",))
+            yield pytest.param(key, ("early",), marks=pytest.mark.thorough)
+        else:
+            yield pytest.param(key, ("early", "late"), marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("key", "extremes"), list(runs()), ids=spelled)
+def test_program_matches_the_reference_whatever_the_schedule(
+    registry: Registry, key: str, extremes: tuple[str, ...]
+) -> None:
+    same_under_all_schedules(registry, request_of(registry, key), extremes=extremes, seed=KEYS.index(key) % SEEDS)
 
 
 @pytest.mark.parametrize(

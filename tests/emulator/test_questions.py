@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from question_backends import run_emulated
-from questions import (
+from support.emulator.question_backends import run_emulated
+from support.emulator.questions import (
     BOX_BYTES,
     CORNERS,
     SWIZZLE_ROWS,
@@ -27,7 +27,7 @@ from questions import (
     read_b,
     source_matrix,
 )
-from sum_models import SumModel, judge, sum_cases
+from support.emulator.sum_models import SumModel, judge, sum_cases
 
 from cakegen.emulator import Fault
 

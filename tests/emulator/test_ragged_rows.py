@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from copied_boxes import Box
-from models import changed, hopper, tiny_model
-from shorter_requests import outputs_of
+from support.emulator.copied_boxes import Box
+from support.emulator.shorter_requests import outputs_of
+from support.models import changed, hopper, tiny_model
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case

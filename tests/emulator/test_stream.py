@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import hopper
+from support.models import hopper
 
 from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.emulator import Fault, Options, emulate_calls, load_program, program_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import emulator_sweep
 import pytest
 import torch
-from emulator_sweep import COLUMNS, Sweep, cases_of, identity, read_rows, rows_of, run_missing, run_split
+from support.emulator import sweep as emulator_sweep
+from support.emulator.sweep import COLUMNS, Sweep, cases_of, identity, read_rows, rows_of, run_missing, run_split
 
 from cakegen.emulator.launches.cases import Case, CaseReport
 from cakegen.registry import Registry

@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 
 import pytest
-from torchrun import run_example
+from support.examples.torchrun import run_example
 
 long = pytest.mark.long
 
 
 @pytest.mark.slow
 @pytest.mark.emulator
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("tp", [2, pytest.param(8, marks=long), pytest.param(16, marks=long)])
 def test_layer_on_its_ranks_equals_the_layer_on_one(tp: int) -> None:
     options = ("--device", "cpu", "--export", "tiny_latent_moe", "--tokens", "3", "--emulate")
-    status, text = run_example("tensor_parallel_layer.py", tp, *options, seconds=150 if tp == 2 else 500)
+    status, text = run_example("tensor_parallel_layer.py", tp, *options)
     found = re.search(rf"TP {tp}, T = 3, cpu, emulated: equals TP 1; largest difference ([0-9.]+)", text)
     assert status == 0, text
     assert found, text

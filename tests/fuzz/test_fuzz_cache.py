@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_sources import PLAIN_REQUEST
-from fuzz_strategies import damaged, damaged_bytes, fuzzed, odd_values
 from hypothesis import given
 from hypothesis import strategies as st
+from support.compile.sources import PLAIN_REQUEST
+from support.fuzz.strategies import damaged, damaged_bytes, fuzzed, odd_values
 
 from cakegen.compile import CompiledProgram, cached_cubin, load_nvrtc
 from cakegen.compile import bundle as bundle_module

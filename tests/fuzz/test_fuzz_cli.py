@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from fuzz_strategies import fuzzed, odd_texts
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fuzz.strategies import fuzzed, odd_texts
 
 from cakegen import paths
 from cakegen.cli.main import COMMANDS, main

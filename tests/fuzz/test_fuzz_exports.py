@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fuzz_strategies import damaged, damaged_bytes, fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fuzz.strategies import damaged, damaged_bytes, fuzzed
 
 from cakegen import paths
 from cakegen.cli.main import main

@@ -1,7 +1,7 @@
 """Mutated texts of every format: a result or one of our errors; and what once failed, for ever.
 
-`CAKEGEN_FUZZ_MUTATIONS` sets how many of each (300 by default); with `-m long` 100,000. Their counts are in
-`benchmarks/fuzz/`, made by `tests/fuzz_table.py`.
+`CAKEGEN_FUZZ_MUTATIONS` sets how many of each (300 by default); with `-m thorough` those up to number 2000 follow, with
+`-m long` there are 100,000. Their counts are in `benchmarks/fuzz/`, made by `tests/support/fuzz/table.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 
 import pytest
-from fuzz_formats import CORPUS, FORMATS, TAKEN, mutation, run_mutations
+from support.fuzz.formats import CORPUS, FORMATS, TAKEN, mutation, run_mutations
 
 DEFAULT_MUTATIONS = 300
 MUTATIONS = int(os.environ.get("CAKEGEN_FUZZ_MUTATIONS", DEFAULT_MUTATIONS))
-LONG_MUTATIONS = 100_000
+THOROUGH_MUTATIONS, LONG_MUTATIONS = 2000, 100_000
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -25,10 +25,17 @@ def test_mutations_are_read_or_refused(name: str, tmp_path: Path) -> None:
     assert count.refused > 0
 
 
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(range(MUTATIONS, THOROUGH_MUTATIONS), marks=pytest.mark.thorough),
+        pytest.param(range(LONG_MUTATIONS), marks=pytest.mark.long),
+    ],
+    ids=len,
+)
 @pytest.mark.parametrize("name", FORMATS)
-def test_many_mutations_are_read_or_refused(name: str, tmp_path: Path) -> None:
-    assert run_mutations(name, range(LONG_MUTATIONS), tmp_path).tracebacks == []
+def test_many_mutations_are_read_or_refused(name: str, numbers: range, tmp_path: Path) -> None:
+    assert run_mutations(name, numbers, tmp_path).tracebacks == []
 
 
 @pytest.mark.parametrize("name", FORMATS)

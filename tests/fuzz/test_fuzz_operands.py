@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz_strategies import fuzzed, odd_values
 from hypothesis import given
 from hypothesis import strategies as st
-from models import tiny_model
-from runtime_fakes import registry_of
+from support.fuzz.strategies import fuzzed, odd_values
+from support.models import tiny_model
+from support.runtime.fakes import registry_of
 
 from cakegen.errors import CakeError, LaunchError
 from cakegen.runtime import LatentMoe

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fuzz_strategies import damaged, damaged_bytes, fuzzed
 from hypothesis import given
-from models import tiny_model
-from review_trees import small_programs, write_small_tree
-from small_registry import registry_text, registry_values
+from support.fuzz.strategies import damaged, damaged_bytes, fuzzed
+from support.models import tiny_model
+from support.review.trees import small_programs, write_small_tree
+from support.small_registry import registry_text, registry_values
 
 from cakegen import registry as registry_module
 from cakegen.cli.main import main

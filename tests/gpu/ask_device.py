@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     import numpy as np
-    from question_backends import run_on_device
-    from questions import plain, questions
+    from support.emulator.question_backends import run_on_device
+    from support.emulator.questions import plain, questions
 
     from cakegen.errors import CakeError
 

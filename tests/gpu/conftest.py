@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import REGISTRIES, GuardedPartials, Weights, make_weights, remembered, rendered_tree
-from gpu_prefill import DEGREES, ROWS, TOKENS, guarded_partials
-from gpu_summary import Summary
-from models import hopper, kimi_k3_model, tiny_model
+from support.gpu.cases import REGISTRIES, GuardedPartials, Weights, make_weights, remembered, rendered_tree
+from support.gpu.prefill import DEGREES, ROWS, TOKENS, guarded_partials
+from support.gpu.summary import Summary
+from support.models import hopper, kimi_k3_model, tiny_model
 
 from cakegen.errors import RegistryError
 from cakegen.model import Model

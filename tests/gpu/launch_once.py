@@ -24,8 +24,8 @@ def main() -> None:
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     import torch
-    from gpu_cases import Checks, FrontCase, TailCase, make_weights
-    from gpu_checks import check_front, check_tail
+    from support.gpu.cases import Checks, FrontCase, TailCase, make_weights
+    from support.gpu.checks import check_front, check_tail
 
     from cakegen.compile import nvrtc
     from cakegen.runtime import shared_latent_moe

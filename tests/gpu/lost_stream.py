@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from operator_cases import front_case, tail_case, tiny_latent_moe  # noqa: E402
+from support.runtime.operator_cases import front_case, tail_case, tiny_latent_moe  # noqa: E402
 
 from cakegen.errors import LaunchError  # noqa: E402
 from cakegen.plan import plan_route  # noqa: E402

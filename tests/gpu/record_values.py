@@ -21,7 +21,7 @@ LIMIT_SECONDS = 170
 
 if TYPE_CHECKING:
     import torch
-    from device_values import Named, Values
+    from support.emulator.device_values import Named, Values
 
     from cakegen.rules import HopperTile
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "gpu")]
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     from ask_device import describe_device
-    from device_values import Recording, named_cases
+    from support.emulator.device_values import Recording, named_cases
 
     from cakegen.errors import CakeError
 
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 def compile_programs(cases: list[Named]) -> None:
     """Every program of the cases into the cache, side by side."""
-    from device_values import registry_of
+    from support.emulator.device_values import registry_of
 
     from cakegen.compile import compile_many, request_for
     from cakegen.emulator.launches.cases import ARCH
@@ -74,7 +74,7 @@ def runtime_for(export: str, sm_count: int, tile: HopperTile | None) -> Any:
 
     With a tile, its Hopper prefill takes that one whatever it costs.
     """
-    from device_values import registry_of
+    from support.emulator.device_values import registry_of
 
     from cakegen.emulator.launches.cases import ARCH
     from cakegen.model import DeviceFacts
@@ -89,7 +89,7 @@ def runtime_for(export: str, sm_count: int, tile: HopperTile | None) -> Any:
 def record(named: Named) -> Values:
     """Run a case twice and keep what it gave."""
     import torch
-    from device_values import OUTPUTS, describe
+    from support.emulator.device_values import OUTPUTS, describe
 
     case, host = named.case, named.operands()
     there = {name: pitched_copy(value) for name, value in host.items()}

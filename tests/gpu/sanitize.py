@@ -70,7 +70,7 @@ def run_programs() -> int:
 def run_decode(moes: list[Any]) -> set[str]:
     """Every program once; returns their keys."""
     import torch
-    from gpu_cases import FrontCase, TailCase, keys_of, make_weights
+    from support.gpu.cases import FrontCase, TailCase, keys_of, make_weights
 
     weights = make_weights(moes[0].model, torch.device("cuda", 0))
     keys: set[str] = set()
@@ -90,8 +90,8 @@ def run_decode(moes: list[Any]) -> set[str]:
 def run_prefill(moes: list[Any]) -> int:
     """Every form once, up to a few thousand rows; returns how many forms there were."""
     import torch
-    from gpu_cases import FrontCase, TailCase, make_weights
-    from gpu_prefill import DEGREES, STAGES, examples
+    from support.gpu.cases import FrontCase, TailCase, make_weights
+    from support.gpu.prefill import DEGREES, STAGES, examples
 
     rows = 4096
     weights = make_weights(moes[0].model, torch.device("cuda", 0), tokens=rows)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from binding_build import build_binding, find_nvcc, include_flags
-from gpu_cases import Case, Checks, FrontCase, TailCase, make_weights
-from gpu_prefill import cut_tokens
+from support.emit.binding_build import build_binding, find_nvcc, include_flags
+from support.gpu.cases import Case, Checks, FrontCase, TailCase, make_weights
+from support.gpu.prefill import cut_tokens
 
 from cakegen.model import DeviceFacts
 from cakegen.plan import partials_elems

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gpu_cases import TOKENS, Checks, FrontCase, TailCase, Weights
-from gpu_checks import check_front, check_sum_over_ranks, check_tail
+from support.gpu.cases import TOKENS, Checks, FrontCase, TailCase, Weights
+from support.gpu.checks import check_front, check_sum_over_ranks, check_tail
 
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.reference import reference_norm

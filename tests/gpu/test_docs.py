@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from serving_page import run_page
+from support.serving_page import run_page
 
 
 @pytest.mark.skipif(

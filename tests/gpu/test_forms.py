@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import (
+from support.gpu.cases import (
     BF16_TOLERANCE,
     TOKENS,
     Checks,
@@ -24,7 +24,7 @@ from gpu_cases import (
     run_twice,
     token_of_each_route,
 )
-from random_models import random_model
+from support.random_models import random_model
 
 from cakegen.model import DeviceFacts
 from cakegen.runtime import LatentMoe

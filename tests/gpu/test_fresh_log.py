@@ -18,7 +18,7 @@ TRIES = 3
 SCRIPT = f"""
 import sys
 import torch
-from compile_sources import INDEXED, PLAIN_REQUEST, SETMAXNREG_IGNORED, SPILLING, WGMMA_SERIALIZED, request_of
+from support.compile.sources import INDEXED, PLAIN_REQUEST, SETMAXNREG_IGNORED, SPILLING, WGMMA_SERIALIZED, request_of
 from cakegen.compile import cached_cubin, load_nvrtc
 from cakegen.errors import CompileError
 torch.zeros(1, device="cuda")  # the driver is there, and with it its cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from gpu_cases import Checks, FrontCase, TailCase, Weights, token_of_each_route
-from gpu_checks import check_front_bad_row, check_replay, check_tail_bad_row
+from support.gpu.cases import Checks, FrontCase, TailCase, Weights, token_of_each_route
+from support.gpu.checks import check_front_bad_row, check_replay, check_tail_bad_row
 
 from cakegen.runtime import LatentMoe
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layouts import LAYOUTS, LayoutCheck, laid_out
-from runtime_operands import front_operands, tail_operands
+from support.emulator.layouts import LAYOUTS, LayoutCheck, laid_out
+from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.runtime import LatentMoe
 

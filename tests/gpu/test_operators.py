@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_cases import checkpoint, front_case, tail_case, tiny_latent_moe, tiny_operators
+from support.runtime.operator_cases import checkpoint, front_case, tail_case, tiny_latent_moe, tiny_operators
 
 from cakegen.errors import LaunchError
 from cakegen.plan import plan_route

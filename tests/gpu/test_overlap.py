@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_cases import Checks, FrontCase, TailCase, Weights
+from support.gpu.cases import Checks, FrontCase, TailCase, Weights
 
 from cakegen.runtime import LatentMoe, pack_weight
 from cakegen.runtime.prepared import Runner

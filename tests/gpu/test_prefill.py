@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gpu_cases import Checks, FrontCase, GuardedPartials, TailCase, Weights
-from gpu_checks import (
+from support.gpu.cases import Checks, FrontCase, GuardedPartials, TailCase, Weights
+from support.gpu.checks import (
     check_front,
     check_front_bad_row,
     check_replay,
@@ -20,7 +20,7 @@ from gpu_checks import (
     check_tail,
     check_tail_bad_row,
 )
-from gpu_prefill import DEGREES, ROWS, TOKENS, form_tokens, words_of
+from support.gpu.prefill import DEGREES, ROWS, TOKENS, form_tokens, words_of
 
 from cakegen.errors import PlanError
 from cakegen.plan.records import DecodeForm, GemmForm

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import Checks, FrontCase, Guarded, TailCase, Weights, make_weights, spans
-from gpu_checks import capture_beside
-from gpu_prefill import cut_tokens, edited_tree, plan_of
+from support.gpu.cases import Checks, FrontCase, Guarded, TailCase, Weights, make_weights, spans
+from support.gpu.checks import capture_beside
+from support.gpu.prefill import cut_tokens, edited_tree, plan_of
 
 from cakegen.errors import LaunchError
 from cakegen.plan.records import NormForm

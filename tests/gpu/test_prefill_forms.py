@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import (
+from support.gpu.cases import (
     BF16_TOLERANCE,
     Case,
     Checks,
@@ -25,10 +25,10 @@ from gpu_cases import (
     rendered_tree,
     run_twice,
 )
-from gpu_checks import check_chunks, check_front, check_tail
-from gpu_prefill import ROWS, Example, examples
-from models import changed, hopper, one_tile_models, tiny_ragged_model
-from random_models import random_model
+from support.gpu.checks import check_chunks, check_front, check_tail
+from support.gpu.prefill import ROWS, Example, examples
+from support.models import changed, hopper, one_tile_models, tiny_ragged_model
+from support.random_models import random_model
 
 from cakegen.errors import LaunchError
 from cakegen.model import DeviceFacts, Model

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import Case, Checks, FrontCase, TailCase, Weights, make_weights, spans
-from gpu_checks import capture_beside
-from runtime_operands import front_operands
+from support.gpu.cases import Case, Checks, FrontCase, TailCase, Weights, make_weights, spans
+from support.gpu.checks import capture_beside
+from support.runtime.operands import front_operands
 
 from cakegen.errors import LaunchError
 from cakegen.runtime import LatentMoe, generated_program_available, kimi_k3_latent_moe
@@ -260,7 +260,7 @@ STUCK = """
 import sys
 sys.path[:0] = [{root!r}, {tests!r}]
 import torch
-from gpu_cases import TailCase, make_weights
+from support.gpu.cases import TailCase, make_weights
 from cakegen.errors import LaunchError
 from cakegen.registry import load_registry
 from cakegen.runtime import LatentMoe, driver

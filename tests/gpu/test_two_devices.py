@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gpu_cases import BF16_TOLERANCE, Checks, TailCase, make_weights
-from operator_cases import front_case, tail_case, tiny_latent_moe, tiny_operators
-from torchrun import run_example
+from support.examples.torchrun import run_example
+from support.gpu.cases import BF16_TOLERANCE, Checks, TailCase, make_weights
+from support.runtime.operator_cases import front_case, tail_case, tiny_latent_moe, tiny_operators
 
 from cakegen.runtime import LatentMoe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from models import kimi_k3_model
+from support.models import kimi_k3_model
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import Plan, plan_route

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from models import blackwell, changed
+from support.models import blackwell, changed
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model

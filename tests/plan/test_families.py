@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from models import kimi_k3_model, tiny_model
+from support.models import kimi_k3_model, tiny_model
 
 import cakegen
 from cakegen import paths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from models import (
+from support.models import (
     hopper,
     kimi_k3_model,
     one_tile_models,

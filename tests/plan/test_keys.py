@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from models import kimi_k3_model, tiny_model
+from support.models import kimi_k3_model, tiny_model
 
 import cakegen
 from cakegen.cli.main import main

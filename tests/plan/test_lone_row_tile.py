@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from models import kimi_k3_model, short_decode, with_tile
-from pair_tiles import count_pair_tiles
+from support.models import kimi_k3_model, short_decode, with_tile
+from support.plan.pair_tiles import count_pair_tiles
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, Plan, plan_route

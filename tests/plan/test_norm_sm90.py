@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from models import changed, hopper, kimi_k3_model, short_decode, with_tile
+from support.models import changed, hopper, kimi_k3_model, short_decode, with_tile
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, NormForm, Plan, plan_route

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from models import hopper, kimi_k3_model, with_tile
+from support.models import hopper, kimi_k3_model, with_tile
 
 import cakegen
 from cakegen.model import DeviceFacts, Model

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 
 import pytest
-from models import changed, hopper, kimi_k3_model, one_tile_models, short_decode, tiny_model, with_tile
-from pair_tiles import count_pair_tiles
+from support.models import changed, hopper, kimi_k3_model, one_tile_models, short_decode, tiny_model, with_tile
+from support.plan.pair_tiles import count_pair_tiles
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
@@ -389,11 +388,3 @@ def test_tiles_beyond_32_bits_are_refused(kimi: Model, h200: DeviceFacts) -> Non
     wide = dataclasses.replace(kimi, max_tokens=2**40, dims=dataclasses.replace(kimi.dims, hidden=2**17))
     with pytest.raises(PlanError, match=r"tile number is 4194304 pair rows \* 512 columns of tiles = 2147483648"):
         gemm_of(with_tile(wide, 256), h200, "tail", 1, 2**30)
-
-
-def test_planning_every_token_count_takes_seconds_at_most(kimi: Model) -> None:
-    device = DeviceFacts.nominal("sm_90a", 130)
-    start = time.process_time()
-    for tokens in range(1, 16385):
-        plan_route(kimi, stage="tail", tp=2, tokens=tokens, partials=1, device=device)
-    assert time.process_time() - start < 10

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
-from models import kimi_k3_model
+from support.call_counts import calls_of
+from support.models import kimi_k3_model
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
@@ -73,3 +75,14 @@ def test_plan_depends_on_nothing_but_its_arguments(kimi: Model, h200: DeviceFact
     fresh = plan_route(kimi, **REQUEST, device=h200)
     assert fresh == remembered
     assert fresh is not remembered
+
+
+def test_planning_takes_as_many_calls_whatever_the_number_of_tokens() -> None:
+    """Nothing in it counts tokens or tiles one by one: 16384 tokens are planned as fast as 1024."""
+    device = DeviceFacts.nominal("sm_90a", 130)
+    plan = partial(plan_route, kimi_k3_model(), stage="tail", tp=2, partials=1, device=device)
+
+    def most_calls(counts: range) -> int:
+        return max(calls_of(partial(plan, tokens=tokens)) for tokens in counts)
+
+    assert most_calls(range(12_000, 16_385, 97)) < 2 * most_calls(range(513, 1025, 37)) < 10_000

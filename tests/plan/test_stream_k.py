@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from models import blackwell, hopper
+from support.models import blackwell, hopper
 
 from cakegen.model import Model
 from cakegen.plan.stream_k import (

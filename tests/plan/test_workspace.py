@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from models import kimi_k3_model, short_decode, with_tile
+from support.models import kimi_k3_model, short_decode, with_tile
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import GemmForm, Launch, control_words, partials_elems, plan_route

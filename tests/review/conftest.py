@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from review_trees import commit_all, git, small_programs, write_small_tree
+from support.review.trees import commit_all, git, small_programs, write_small_tree
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from review_trees import EXPORT, HEADER, HEADER_TEXT, KERNEL, SmallProgram, small_programs, write_small_tree
+from support.review.trees import EXPORT, HEADER, HEADER_TEXT, KERNEL, SmallProgram, small_programs, write_small_tree
 
 from cakegen.renamed_keys import renamed_keys
 from cakegen.review.compare import ExportReview, FieldChange, compare_trees

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import PLAIN_REQUEST
-from review_trees import EXPORT, KERNEL, SmallProgram, small_programs, write_small_tree
+from support.compile.sources import PLAIN_REQUEST
+from support.review.trees import EXPORT, KERNEL, SmallProgram, small_programs, write_small_tree
 
 from cakegen.compile import cached_cubin
 from cakegen.review import CostChange, compare_trees, measure_costs

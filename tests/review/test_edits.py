@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from review_trees import EXPORT, HEADER_TEXT, KERNEL, small_programs, write_small_tree
+from support.review.trees import EXPORT, HEADER_TEXT, KERNEL, small_programs, write_small_tree
 
 from cakegen import paths
 from cakegen.cli.main import main

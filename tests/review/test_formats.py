@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hostile_input import WAYS_OUT
 from markdown_it import MarkdownIt
-from review_trees import EXPORT, HEADER, HEADER_TEXT, KERNEL, SmallProgram, small_programs, write_small_tree
+from support.compile.hostile_input import WAYS_OUT
+from support.review.trees import EXPORT, HEADER, HEADER_TEXT, KERNEL, SmallProgram, small_programs, write_small_tree
 
 from cakegen.review import Review, compare_trees, measure_costs, render_html, render_markdown, render_text
 from cakegen.review.html import side_by_side
@@ -263,7 +263,7 @@ document.title = JSON.stringify({
     page.write_text(render_html(review).replace("</body>", f"{probe}</body>"))
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", page.as_uri()]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=900)
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title, done.stderr
     assert title[1] == '{"closed":0,"shown":["norm:e0","norm:e0"]}'

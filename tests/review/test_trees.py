@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from review_trees import EXPORT, commit_all, git, small_programs, write_old_tree, write_small_tree
-from small_registry import registry_text
+from support.review.trees import EXPORT, commit_all, git, small_programs, write_old_tree, write_small_tree
+from support.small_registry import registry_text
 
 from cakegen import plain_files
 from cakegen.errors import RegistryError, ReviewError

@@ -6,8 +6,8 @@ import collections
 import weakref
 
 import pytest
-from models import kimi_k3_model, tiny_model
-from runtime_fakes import FakeCompiler, FakeDriver, Machine, registry_of, torch_without_cuda
+from support.models import kimi_k3_model, tiny_model
+from support.runtime.fakes import FakeCompiler, FakeDriver, Machine, registry_of, torch_without_cuda
 
 from cakegen.registry import Registry
 from cakegen.runtime import control, device, driver, programs, streams, workspace

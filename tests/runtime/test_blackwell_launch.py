@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
-from models import tiny_model
-from runtime_fakes import FakeTensor, Machine
-from runtime_operands import front_operands, tail_operands
+from support.models import tiny_model
+from support.runtime.fakes import FakeTensor, Machine
+from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.errors import LaunchError
 from cakegen.registry import Registry

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from runtime_fakes import Machine
-from runtime_prepare import prepare_front, prepare_tail
+from support.runtime.fakes import Machine
+from support.runtime.prepare import prepare_front, prepare_tail
 
 from cakegen.errors import LaunchError
 from cakegen.registry import Registry

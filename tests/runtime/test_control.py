@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 from cuda.bindings import driver as real
-from models import kimi_k3_model
-from runtime_fakes import Machine
+from support.models import kimi_k3_model
+from support.runtime.fakes import Machine
 
 from cakegen.errors import LaunchError
 from cakegen.model import DeviceFacts

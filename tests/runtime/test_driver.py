@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as real
-from runtime_fakes import FakeDriver, Machine
-from runtime_operands import tail_operands
-from runtime_prepare import on_gpu, prepare_tail
+from support.runtime.fakes import FakeDriver, Machine
+from support.runtime.operands import tail_operands
+from support.runtime.prepare import on_gpu, prepare_tail
 
 from cakegen.errors import LaunchError
 from cakegen.registry import LaunchRecord, Registry

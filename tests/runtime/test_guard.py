@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from runtime_fakes import Machine
-from runtime_operands import tail_operands
-from runtime_prepare import on_gpu, prepare_front, prepare_tail
+from support.runtime.fakes import Machine
+from support.runtime.operands import tail_operands
+from support.runtime.prepare import on_gpu, prepare_front, prepare_tail
 
 from cakegen.errors import LaunchError
 from cakegen.registry import Registry

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from call_counts import calls_of
 from cuda.bindings import driver as real
-from models import tiny_model
-from runtime_fakes import CONTEXTS, Machine
-from runtime_operands import front_operands, tail_operands
-from runtime_prepare import on_gpu, prepare_front, prepare_tail
+from support.call_counts import calls_of
+from support.models import tiny_model
+from support.runtime.fakes import CONTEXTS, Machine
+from support.runtime.operands import front_operands, tail_operands
+from support.runtime.prepare import on_gpu, prepare_front, prepare_tail
 
 from cakegen.errors import CakeError, LaunchError, PlanError
 from cakegen.model import DeviceFacts

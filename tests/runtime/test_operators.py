@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_model
-from operator_cases import front_case, tail_case, tiny_latent_moe, tiny_operators
-from runtime_fakes import FakeTensor, Machine
-from runtime_operands import front_operands, tail_operands
+from support.models import tiny_model
+from support.runtime.fakes import FakeTensor, Machine
+from support.runtime.operands import front_operands, tail_operands
+from support.runtime.operator_cases import front_case, tail_case, tiny_latent_moe, tiny_operators
 
 from cakegen.errors import LaunchError
 from cakegen.model import DeviceFacts

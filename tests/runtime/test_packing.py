@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from models import tiny_model
-from runtime_operands import front_operands, tail_operands
+from support.models import tiny_model
+from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.errors import LaunchError
 from cakegen.registry import TensorMapEntry

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_fakes import Machine
+from support.runtime.fakes import Machine
 
 from cakegen import compile as compilation
 from cakegen.errors import LaunchError, RegistryError

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_model
-from operator_cases import checkpoint, tiny_latent_moe
+from support.models import tiny_model
+from support.runtime.operator_cases import checkpoint, tiny_latent_moe
 
 from cakegen.errors import LaunchError, OperandError, RegistryError
 from cakegen.runtime import projections

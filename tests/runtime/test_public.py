@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime_operands import front_operands, tail_operands
+from support.runtime.operands import front_operands, tail_operands
 
 import cakegen.runtime as runtime
 from cakegen.registry import Registry
@@ -30,8 +30,8 @@ BLOCKED = """
 
     sys.meta_path.insert(0, Blocker())
     import torch
-    from models import tiny_model
-    from runtime_operands import front_operands
+    from support.models import tiny_model
+    from support.runtime.operands import front_operands
 
     import cakegen.runtime
     from cakegen.errors import LaunchError
@@ -55,7 +55,7 @@ BLOCKED = """
 def test_import_and_reference_need_neither_optional_packages_nor_a_driver() -> None:
     path = [str(ROOT), str(ROOT / "tests")]
     script = f"import sys; sys.path[:0] = {path!r}\n" + textwrap.dedent(BLOCKED)
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=900, check=False)
     assert result.stdout.strip() == "served", result.stderr
 
 

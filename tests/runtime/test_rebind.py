@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_model
-from runtime_fakes import Machine, registry_of
-from runtime_operands import front_operands, tail_operands
-from runtime_prepare import on_gpu, prepare_tail
+from support.models import tiny_model
+from support.runtime.fakes import Machine, registry_of
+from support.runtime.operands import front_operands, tail_operands
+from support.runtime.prepare import on_gpu, prepare_tail
 
 from cakegen.errors import LaunchError
 from cakegen.registry import Registry

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from models import kimi_k3_model, tiny_model
-from runtime_operands import front_operands, tail_operands
+from support.models import kimi_k3_model, tiny_model
+from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.errors import LaunchError
 from cakegen.runtime.reference import ieee_sqrt, reference_front, reference_norm, reference_tail, situ

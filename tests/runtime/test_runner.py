@@ -7,10 +7,10 @@ import weakref
 
 import pytest
 from cuda.bindings import driver as real
-from models import tiny_model
-from runtime_fakes import CONTEXTS, Machine
-from runtime_operands import front_operands
-from runtime_prepare import on_gpu, prepare_front, prepare_tail
+from support.models import tiny_model
+from support.runtime.fakes import CONTEXTS, Machine
+from support.runtime.operands import front_operands
+from support.runtime.prepare import on_gpu, prepare_front, prepare_tail
 
 from cakegen.errors import LaunchError
 from cakegen.registry import Registry

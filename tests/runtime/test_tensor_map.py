@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cuda.bindings import driver as real
-from runtime_fakes import Machine
+from support.runtime.fakes import Machine
 
 from cakegen.errors import LaunchError
 from cakegen.registry import TensorMapEntry

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_model
-from runtime_fakes import FakeTensor
-from runtime_operands import BF16, front_operands, tail_operands
+from support.models import tiny_model
+from support.runtime.fakes import FakeTensor
+from support.runtime.operands import BF16, front_operands, tail_operands
 
 from cakegen.errors import LaunchError
 from cakegen.runtime.validate import validate_front, validate_tail

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from cuda.bindings import driver as real
-from models import tiny_model
-from runtime_fakes import CONTEXTS, FakeTensor, Machine
-from runtime_operands import front_operands, tail_operands
+from support.models import tiny_model
+from support.runtime.fakes import CONTEXTS, FakeTensor, Machine
+from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.errors import LaunchError
 from cakegen.model import DeviceFacts

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import INDEXED, PLAIN_REQUEST, SETMAXNREG_IGNORED, SPILLING, WGMMA_SERIALIZED, request_of
+from support.compile.sources import INDEXED, PLAIN_REQUEST, SETMAXNREG_IGNORED, SPILLING, WGMMA_SERIALIZED, request_of
 
 from cakegen.arch import ARCHITECTURES
 from cakegen.compile import cached_cubin, program

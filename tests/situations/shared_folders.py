@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import PLAIN_REQUEST
+from support.compile.sources import PLAIN_REQUEST
 
 from cakegen.compile import CacheWarning, cached_cubin
 from cakegen.compile import cache as cache_module

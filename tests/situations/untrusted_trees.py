@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_sources import HEADER, PLAIN, PLAIN_REQUEST, request_of
-from hostile_input import ASKERS, OTHERS, READERS, REFUSED_FLAGS, WAYS_OUT
-from models import tiny_model
-from review_trees import EXPORT, commit_all, git, small_programs, write_small_tree
+from support.compile.hostile_input import ASKERS, OTHERS, READERS, REFUSED_FLAGS, WAYS_OUT
+from support.compile.sources import HEADER, PLAIN, PLAIN_REQUEST, request_of
+from support.models import tiny_model
+from support.review.trees import EXPORT, commit_all, git, small_programs, write_small_tree
 
 from cakegen.compile import compile_cubin
 from cakegen.errors import CompileError, RegistryError, ReviewError

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from models import hopper, kimi_k3_model
+from support.models import hopper, kimi_k3_model
 
 from cakegen import paths
 from cakegen.arch import ARCHITECTURES

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from models import kimi_k3_model
+from support.models import kimi_k3_model
 
 from cakegen import paths
 

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from models import hopper, of_family, tiny_model
-from random_models import model_toml, random_model
+from support.models import hopper, of_family, tiny_model
+from support.random_models import model_toml, random_model
 
 from cakegen import paths
 from cakegen.errors import SpecError

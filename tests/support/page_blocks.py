@@ -96,7 +96,7 @@ def run_blocks(page: Path, folder: Path, package_root: Path = ROOT) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=240,
+            timeout=900,
         )
         assert (done.returncode != 0) == block.refused, f"{page.name}\n{block.code}\n{done.stdout}"
         missing = next(missing_lines(block.printed, done.stdout), None)

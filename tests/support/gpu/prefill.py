@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gpu_cases import GuardedPartials, remembered
-from models import hopper
-from sealed_trees import resealed
+from support.emit.sealed_trees import resealed
+from support.gpu.cases import GuardedPartials, remembered
+from support.models import hopper
 
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import control_words, form_of, partials_elems, plan_route

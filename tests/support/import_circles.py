@@ -1,6 +1,6 @@
 """Import circles of the package, imports for type checkers and inside functions included.
 
-`python tests/import_circles.py` prints how many there are, and the modules of each.
+`python tests/support/import_circles.py` prints how many there are, and the modules of each.
 """
 
 from __future__ import annotations
@@ -61,6 +61,6 @@ def _reached(graph: Graph, start: str) -> set[str]:
 
 
 if __name__ == "__main__":
-    found = circles(import_graph(Path(__file__).parents[1] / "cakegen"))
+    found = circles(import_graph(Path(__file__).parents[2] / "cakegen"))
     sys.stdout.write(f"{len(found)} import circles\n" + "".join(f"{', '.join(each)}\n" for each in found))
     sys.exit(bool(found))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime_fakes import FakeTensor
-from runtime_operands import front_operands, tail_operands
+from support.runtime.fakes import FakeTensor
+from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.runtime import LatentMoe
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from committed_trees import device_headers
+from support.emit.committed_trees import device_headers
 
 from cakegen.compile import CompileRequest, compile_cubin, compile_ptx
 from cakegen.registry import LaunchRecord, load_registry
 from cakegen.runtime.tensor_map import TensorMap
 
-FOLDER = Path(__file__).parent / "gpu" / "questions"
+FOLDER = Path(__file__).parents[2] / "gpu" / "questions"
 EXPORT = "tiny_latent_moe"
 ARCH = "sm_90a"
 

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from types import ModuleType
 
-from page_blocks import ROOT
+from support.page_blocks import ROOT
 
 
 def load_tool(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Runs every situation of `tests/situations/` and counts: `python tests/try_situations.py [--write]`.
+"""Runs every situation of `tests/situations/` and counts: `python tests/support/try_situations.py [--write]`.
 
 Prints a line for each that fails, and the figures by kind; `--write` puts them into `docs/what-goes-wrong.md`. A new
 kind is a new file there, and a new situation a name and a function in its file; or a row of `TESTS`.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "what-goes-wrong.md"
-BEGIN, END = "<!-- figures: python tests/try_situations.py --write -->\n", "<!-- end of figures -->\n"
+BEGIN, END = "<!-- figures: python tests/support/try_situations.py --write -->\n", "<!-- end of figures -->\n"
 Situation = Callable[[Path], None]
 
 
@@ -68,11 +68,12 @@ class _Outcomes:
 
 
 def attempt_tests(files: Sequence[str]) -> tuple[int, int]:
-    """(cases that ran, cases that passed) of some files of tests, without those that are `long` or need a GPU."""
+    """(cases that ran, cases that passed) of some files of tests, without those that `make test` leaves out."""
     outcomes = _Outcomes()
     paths = [str(ROOT / "tests" / file) for file in files]
     pytest.main(
-        ["-q", "--no-header", "-m", "not long and not gpu", "-p", "no:cacheprovider", *paths], plugins=[outcomes]
+        ["-q", "--no-header", "-m", "not long and not gpu and not thorough", "-p", "no:cacheprovider", *paths],
+        plugins=[outcomes],
     )
     return outcomes.tried, outcomes.survived
 

@@ -1,6 +1,6 @@
 """What a Hopper device can settle, asked by kernels of `gpu/questions`; each question gives an answer for JSON.
 
-A question takes `run` (`question_backends`) and a dictionary for the arrays that are worth keeping as they came.
+A question takes `run` (`question_backends.py`) and a dictionary for the arrays that are worth keeping as they came.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from question_backends import Kernel, Mapped, Run
-from sum_models import Draw, SumCase, bits_of, candidate_models, judge, sum_cases
+from support.emulator.question_backends import Kernel, Mapped, Run
+from support.emulator.sum_models import Draw, SumCase, bits_of, candidate_models, judge, sum_cases
 
 Arrays = dict[str, np.ndarray]
 Question = Callable[[Run, Arrays], dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Counts what becomes of mutated texts: `python tests/fuzz_table.py FORMAT --first N --count N`.
+"""Counts what becomes of mutated texts: `python tests/support/fuzz/table.py FORMAT --first N --count N`.
 
 Adds a row to `benchmarks/fuzz/mutations.tsv`.
 """
@@ -10,10 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from fuzz_formats import FORMATS, run_mutations  # noqa: E402
+from support.fuzz.formats import FORMATS, run_mutations  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "fuzz" / "mutations.tsv"
 COLUMNS = ("format", "first", "count", "taken", "refused", "tracebacks", "over_8_s", "slowest_s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from order_pattern import INIT_ONE, INIT_PAIR, LEAVE, Pattern, kernel
+from support.emulator.order_pattern import INIT_ONE, INIT_PAIR, LEAVE, Pattern, kernel
 
 PATTERNS = {
     "remote stores and a cluster barrier": Pattern(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from models import tiny_model
-from runtime_operands import front_operands, tail_operands
+from support.models import tiny_model
+from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.model import ModelDims
 from cakegen.runtime import LatentMoe, shared_latent_moe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from order_pattern import INIT_ONE, Pattern, kernel
+from support.emulator.order_pattern import INIT_ONE, Pattern, kernel
 
 PATTERNS = {
     "copies fill a ring that another warp drains": Pattern(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
 
 
 def run_page(device: str) -> dict[str, Any]:

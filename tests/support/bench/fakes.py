@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from models import kimi_k3_model
+from support.models import kimi_k3_model
 
 from cakegen.bench.arms import Arm
 from cakegen.bench.records import RowRecord, row_record

@@ -77,7 +77,7 @@ def without_folders(text: str) -> str:
 
 
 def _folders() -> tuple[Path, ...]:
-    checkout, packages = Path(__file__).resolve().parents[1], Path(torch.__file__).resolve().parents[1]
+    checkout, packages = Path(__file__).resolve().parents[3], Path(torch.__file__).resolve().parents[1]
     return checkout, packages, Path(sys.prefix), Path(tempfile.gettempdir())
 
 

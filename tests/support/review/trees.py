@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from small_registry import registry_text, registry_values, write_headers, write_sources
+from support.small_registry import registry_text, registry_values, write_headers, write_sources
 
 from cakegen.model import to_literal
 from cakegen.registry import SCHEMA_VERSION, SHARED_FOLDER, LaunchRecord

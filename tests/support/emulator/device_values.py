@@ -23,7 +23,7 @@ from cakegen.plan.records import Plan
 from cakegen.registry import Registry, load_registry
 from cakegen.rules import HopperTile
 
-FOLDER = Path(__file__).parents[1] / "benchmarks" / "h200"
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "h200"
 JSON_NAME, SAMPLES_NAME, FELL_BACK_NAME = "values.json", "values.npz", "values_fell_back.tsv"
 RECORD_COMMAND = "python tests/gpu/record_values.py benchmarks/h200"
 SMALL, FULL = "tiny_latent_moe", "kimi_k3_latent_moe"

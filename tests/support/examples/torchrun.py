@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def run_example(
-    script: str, processes: int, *options: str, seconds: float = 150, **environment: str
+    script: str, processes: int, *options: str, seconds: float = 800, **environment: str
 ) -> tuple[int, str]:
     """Exit status and output of a script of `examples/`, which imports this checkout's cakegen.
 

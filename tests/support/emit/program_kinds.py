@@ -16,7 +16,7 @@ def switches_of(text: str) -> tuple[str, ...]:
     return tuple(re.findall(rf"^    static constexpr int ((?:{'|'.join(SWITCHES)}) = \d+);", text, re.MULTILINE))
 
 
-def kind_of(registry: Registry, program: Program) -> Hashable:
+def kind_of(registry: Registry, program: Program) -> tuple[Hashable, ...]:
     """Role, targets, every flag and switch, the barriers' names, and the call with its operands."""
     text = registry.read(program.kernel_source)
     flags = re.findall(r"^    static constexpr bool (\w+ = \w+);", text, re.MULTILINE)

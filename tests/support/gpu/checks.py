@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 
 import torch
-from gpu_cases import BF16_TOLERANCE, Case, Checks, FrontCase, TailCase, run_twice
+from support.gpu.cases import BF16_TOLERANCE, Case, Checks, FrontCase, TailCase, run_twice
 
 from cakegen.plan.records import DecodeForm, GemmForm, Launch
 from cakegen.runtime.prepared import Runner

@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-from models import hopper, of_family, tiny_model
+from support.models import hopper, of_family, tiny_model
 
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model, Target, to_literal

@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compile_sources import PLAIN_REQUEST
-from models import tiny_model
-from review_trees import small_programs, write_small_tree
+from support.compile.sources import PLAIN_REQUEST
+from support.models import tiny_model
+from support.review.trees import small_programs, write_small_tree
 
 from cakegen import paths
 from cakegen.cli.emulate_files import BAD_INPUT, FileRequest, run_files
@@ -42,7 +42,7 @@ from cakegen.review.git_output import parse_listing, parse_objects
 from cakegen.review.trees import read_trees, resolve_revision
 from cakegen.spec import parse_export
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[2]
 CORPUS = TESTS / "fuzz" / "corpus"
 EXAMPLES = TESTS.parent / "examples" / "emulate"
 INSTRUCTIONS = 20_000
