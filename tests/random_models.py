@@ -44,6 +44,7 @@ def model_toml(model: Model) -> str:
     """The export file that declares a model, with every rule in it."""
     literal = to_literal(model)
     head = {key: literal[key] for key in ("name",)}
+    head["block"] = "latent_moe"
     head["requests"] = {"max_tokens": model.max_tokens, "max_partials": model.max_partials}
     lines = [_assignment(key, value) for key, value in head.items()]
     lines += ["", "[model]", *_assignments(literal["dims"])]

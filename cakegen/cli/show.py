@@ -22,13 +22,20 @@ _SOURCE_LINES = 40
 @click.argument("key")
 @click.option("--export", "export", default="kimi_k3_latent_moe", show_default=True, help="Export, or a tree's folder.")
 @click.option("--source", is_flag=True, help="Print the source alone, in one piece.")
+@click.option("--block", is_flag=True, help="KEY is an export, or its file: print what it computes, as formulas.")
 @click.option("--explain", is_flag=True, help="Spell the key out, a line a part; any key will do, of any export.")
-def show_command(key: str, export: str, source: bool, explain: bool) -> None:
+def show_command(key: str, export: str, source: bool, block: bool, explain: bool) -> None:
     """Explain one program: what is declared, the plan that reaches it, its source, and its launch.
 
     KEY is a logical key, or the name of a program. With --source: the program as one text that compiles alone, each
-    header in the place of its first include. With --explain: what each part of the key says.
+    header in the place of its first include. With --explain: what each part of the key says. With --block: what an
+    export declares, whether or not programs have it all.
     """
+    if block:
+        refuse_ignored("is of a program; --block reads an export alone", "source", "export", "explain")
+        for line in _block(key):
+            click.echo(line)
+        return
     from cakegen.registry import load_registry
     from cakegen.renamed_keys import renamed_keys
 
@@ -58,6 +65,20 @@ def show_command(key: str, export: str, source: bool, explain: bool) -> None:
         click.echo(f"{title}:")
         for line in lines:
             click.echo(f"  {line}".rstrip())
+
+
+def _block(name: str) -> Iterator[str]:
+    from cakegen.block_text import formula_lines
+    from cakegen.cli.export import export_files
+    from cakegen.spec import read_export
+    from cakegen.spec.honoured import missing_parts
+
+    (file,) = export_files(name)
+    spec = read_export(file)
+    yield f"{spec.name} ({file.parent.name}/{file.name})"
+    yield from formula_lines(spec.block, spec.model.model_dump())
+    for part in missing_parts(spec.block):
+        yield f"no program yet for {part}"
 
 
 def find_program(registry: Registry, key: str) -> tuple[Program, list[str]]:
