@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that a function is given; it lies above 0 and, where `below` is given, below that."""
+    """A number that a function is given: above 0, below `below`; `meaning` is what programs say of it."""
 
     name: str
+    meaning: str
     below: float = 1e6
 
 
@@ -23,15 +24,15 @@ class Activation:
         `("g", "u")`: gated, of gate rows and as many up rows. `("u",)`: not.
     rounding
         Where a result is rounded to bf16; between these points all is fp32.
-    in_bodies
-        Bodies of programs have it.
+    functor
+        What programs call: a struct of `templates/kernels/activation.cuh`; empty: no body has it.
     """
 
     operands: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     formula: str
     rounding: str
-    in_bodies: bool = False
+    functor: str = ""
 
     @property
     def gated(self) -> bool:
@@ -52,20 +53,24 @@ class RowNorm:
     in_bodies: bool = False
 
 
-_EPS = Parameter("eps", below=1.0)
+_EPS = Parameter("eps", "added to the mean of squares", below=1.0)
 _AT_THE_END = "once, at the end"
 
 ACTIVATIONS = {
     "situ": Activation(
         ("g", "u"),
-        (Parameter("beta"), Parameter("linear_beta")),
+        (Parameter("beta", "bound of the gate branch"), Parameter("linear_beta", "bound of the linear branch")),
         "beta * tanh(g / beta) * sigmoid(g) * linear_beta * tanh(u / linear_beta)",
         _AT_THE_END,
-        in_bodies=True,
+        functor="Situ",
     ),
-    "swiglu": Activation(("g", "u"), (), "g * sigmoid(g) * u", _AT_THE_END),
+    "swiglu": Activation(("g", "u"), (), "g * sigmoid(g) * u", _AT_THE_END, functor="Swiglu"),
     "geglu_tanh": Activation(
-        ("g", "u"), (), "0.5 * g * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g^3))) * u", _AT_THE_END
+        ("g", "u"),
+        (),
+        "0.5 * g * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g^3))) * u",
+        _AT_THE_END,
+        functor="GegluTanh",
     ),
     "relu2": Activation(("u",), (), "max(u, 0)^2", "u, then the square"),
 }

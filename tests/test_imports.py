@@ -36,7 +36,7 @@ ALLOWED = {
     "plan": LEAVES | {"arch", "model", "rules"},
     "compile": LEAVES | {"arch", "paths", "registry", "__init__"},
     "spec": LEAVES | {"arch", "block", "functions", "model", "paths", "plan", "rules"},
-    "emit": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "rules"},
+    "emit": LEAVES | {"arch", "functions", "known_faults", "model", "operands", "paths", "plan", "registry", "rules"},
     "runtime": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules", "compile", "runtime"},
     "review": LEAVES | {"compile", "registry", "renamed_keys"},

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import Field, ValidationError, create_model
 
 from cakegen.arch import ARCHITECTURES, architecture
-from cakegen.block import Block
+from cakegen.block import Block, parse_call
 from cakegen.errors import SpecError
-from cakegen.model import Model, ModelDims, Target
+from cakegen.model import Model, ModelDims, NamedFunction, Target
 from cakegen.plan import FAMILIES
 from cakegen.spec.block import block_file, parse_block, read_block
 from cakegen.spec.faults import explain, frozen, read_toml
@@ -65,13 +65,29 @@ class ExportSpec(Section):
                 )
         return Model(
             name=self.name,
-            dims=ModelDims(**self.model.model_dump()),
+            dims=self._dims(),
             max_tokens=self.requests.max_tokens,
             max_partials=self.requests.max_partials,
             targets=targets,
             hopper=rules.get("hopper"),
             blackwell=rules.get("blackwell"),
         )
+
+    def _dims(self) -> ModelDims:
+        """With the values of the functions that the block calls, in the place of their symbols."""
+        numbers = self.model.model_dump()
+        (activation,) = (product.activation for product in self.block.products if product.activation)
+        (norm,) = (segment.prepared.norm for segment in self.block.segments if segment.prepared is not None)
+        widths = {width: numbers[width] for width in self.block.widths}
+        (norm_eps,) = _values(norm, numbers).numbers
+        return ModelDims(**widths, norm_eps=norm_eps, activation=_values(activation, numbers))
+
+
+def _values(text: str, numbers: dict[str, Any]) -> NamedFunction:
+    call = parse_call(text)
+    assert call is not None  # the block was read
+    values = (numbers[each] if isinstance(each, str) else each for each in call.arguments)
+    return NamedFunction(call.function, tuple(values))
 
 
 def parse_export(path: Path) -> ExportSpec:

@@ -23,12 +23,12 @@ def missing_parts(block: Block) -> tuple[str, ...]:
 
 
 def _other_names(got: Any, known: Any, where: str) -> Iterator[str]:
-    """Where two records differ, of which the second is built in."""
+    """Where two records differ, of which the second is built in; functions may be any that bodies have."""
     if type(got) is type(known) and isinstance(got, tuple) and len(got) == len(known):
         for index, (mine, other) in enumerate(zip(got, known, strict=True)):
             yield from _other_names(mine, other, f"{where}.{index}")
     elif type(got) is type(known) and dataclasses.is_dataclass(got):
-        for field in dataclasses.fields(got):
+        for field in (field for field in dataclasses.fields(got) if field.name not in ("activation", "norm")):
             mine, other = getattr(got, field.name), getattr(known, field.name)
             yield from _other_names(mine, other, f"{where}.{field.name}" if where else field.name)
     elif got != known:
@@ -58,7 +58,7 @@ def _of_product(product: Product) -> Iterator[str]:
         yield f"a scale, {product.scale}"
     if product.activation:
         call = _call(product.activation)
-        if not ACTIVATIONS[call.function].in_bodies:
+        if not ACTIVATIONS[call.function].functor:
             gated = "gated" if product.gated else "not gated"
             yield f"the activation {call.function} ({gated})"
         if product.dtype == "fp32":

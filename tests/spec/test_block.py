@@ -16,6 +16,7 @@ from cakegen.block_text import formula_lines
 from cakegen.cli.main import main
 from cakegen.errors import SpecError
 from cakegen.functions import ACTIVATIONS, NORMS
+from cakegen.model import NamedFunction
 from cakegen.operands import STAGES, Product, Segment
 from cakegen.spec import parse_export, read_export
 from cakegen.spec.block import block_file, parse_block, read_block
@@ -178,7 +179,7 @@ def test_block_that_does_not_fit_together_is_refused(case: str) -> None:
 
 
 UNHONOURED = {
-    "swiglu": ("stages.0.products.2.activation", "swiglu", "front: shared_act: the activation swiglu (gated)"),
+    "no gate": ("stages.0.products.2.activation", "relu2", "front: shared_act: the activation relu2 (not gated)"),
     "scale": ("stages.0.products.0.scale", "logits_scale", "front: logits: a scale, logits_scale"),
     "rows of logits": ("stages.0.products.0.split", "rows", "front: logits: split = 'rows' of a product without an"),
     "rows of out": ("stages.1.segments.1.split", "rows", "tail: shared_down_weight: split = 'rows'"),
@@ -199,11 +200,6 @@ UNHONOURED = {
         "router_weight",
         "stages.0.products.0.weight = 'router_weight'; 'gate_weight' is built in (block latent_moe)",
     ),
-    "constants in the file": (
-        "stages.0.products.2.activation",
-        "situ(4.0, 25.0)",
-        "activation = 'situ(4.0, 25.0)'; 'situ(",
-    ),
 }
 
 
@@ -216,6 +212,28 @@ def test_block_that_programs_do_not_have_is_named_part_by_part(case: str) -> Non
         table["stages"][1]["segments"][1]["split"] = "rows"
     parts = missing_parts(parse_block(table))
     assert any(message in part for part in parts), parts
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("swiglu", NamedFunction("swiglu", ())),
+        ("geglu_tanh", NamedFunction("geglu_tanh", ())),
+        ("situ(2.0, norm_eps)", NamedFunction("situ", (2.0, 1e-5))),
+        ("situ(situ_linear_beta, situ_beta)", NamedFunction("situ", (25.0, 4.0))),
+    ],
+)
+def test_gated_activation_of_a_block_reaches_the_model(tmp_path: Path, call: str, expected: NamedFunction) -> None:
+    """By symbol or by value; a symbol that the block no longer has is none of the model's."""
+    text = (paths.exports_root() / "kimi_k3_latent_moe" / "export.toml").read_text()
+    text = text.replace('block = "latent_moe"', 'block = "own.toml"')
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("situ_") or line.split()[0] in call)
+    (tmp_path / "export.toml").write_text(text)
+    own = block_file("latent_moe").read_text().replace("situ(situ_beta, situ_linear_beta)", call)
+    (tmp_path / "own.toml").write_text(own)
+    dims = parse_export(tmp_path / "export.toml").to_model().dims
+    assert dims.activation == expected
+    assert dims.norm_eps == 1e-5
 
 
 def test_stages_in_another_order_have_no_program() -> None:
