@@ -21,8 +21,9 @@ from cakegen.spec.sections import TargetSection, model_section, section_of
 
 
 def test_sections_have_the_fields_of_their_records() -> None:
-    numbers = model_section(read_block(block_file("latent_moe")))
-    assert set(numbers.model_fields) == {field.name for field in dataclasses.fields(ModelDims)}
+    block = read_block(block_file("latent_moe"))
+    assert list(model_section(block).model_fields) == [*block.widths, *block.numbers]
+    assert {*block.widths, "norm_eps", "activation"} == {field.name for field in dataclasses.fields(ModelDims)}
     assert list(TargetSection.model_fields) == [field.name for field in dataclasses.fields(Target)]
 
 
