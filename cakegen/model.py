@@ -21,6 +21,14 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
+class NamedFunction:
+    """A function of `cakegen.functions`, and the values of its parameters in their order there."""
+
+    name: str
+    numbers: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class ModelDims:
     """Dimensions and constants of one latent mixture-of-experts block.
 
@@ -33,8 +41,7 @@ class ModelDims:
     experts: int
     shared_intermediate: int
     norm_eps: float
-    situ_beta: float
-    situ_linear_beta: float
+    activation: NamedFunction
 
     def i_local(self, tp: int) -> int:
         """Shared-expert columns of one rank."""

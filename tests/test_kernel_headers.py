@@ -15,6 +15,7 @@ from support.cuda_text import code_of, declared, functions
 from cakegen import paths
 from cakegen.emit import operands
 from cakegen.emit.program import Operand
+from cakegen.functions import ACTIVATIONS
 from cakegen.plan import FAMILIES
 
 ROOT = paths.templates_root()
@@ -95,6 +96,7 @@ def unused_names(codes: list[str]) -> set[str]:
 def test_everything_that_a_header_declares_is_used() -> None:
     """By another place of the templates, or by the call that a program makes."""
     called = {role for family in FAMILIES.values() for role in family.bodies}
+    called |= {activation.functor for activation in ACTIVATIONS.values()}
     called |= {value.struct for value in vars(operands).values() if isinstance(value, Operand)}
     codes = [code_of(file.read_text()) for file in HEADERS]
     assert len({name for code in codes for name in declared(code)}) > 20

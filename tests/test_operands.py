@@ -65,8 +65,8 @@ def test_values_in_the_order_of_the_table_are_named() -> None:
 _NAMES = {spec.name for stage in STAGES.values() for spec in stage.operands}
 # words that a layer of the model is spoken of with as well
 _WORDS = {"x", "latent", "out", "logits", "routed", "shared_act"}
-# where a function's parameters, or a checkpoint's names, are what is declared
-_DECLARED = {"operands.py", "runtime/projections.py"}
+# where parameters of a function, names of a checkpoint or fields of a declaration are called so
+_DECLARED = {"operands.py", "runtime/projections.py", "spec/block.py"}
 
 
 def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:

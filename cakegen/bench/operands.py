@@ -222,8 +222,8 @@ class _Normal:
 
 
 def make_front_weights(dims: ModelDims, tp: int, normal: _Normal) -> FrontWeights:
-    """Weights of the front whose products with normal tokens are normal; SiTU's operands twice as wide, to reach its
-    bounds.
+    """Weights of the front whose products with normal tokens are normal; an activation's are twice as wide, to reach
+    its bounds.
     """
     shapes = [shape_of(spec, dims, i_local=dims.i_local(tp)) for spec in FRONT.weights]
     weights = FrontWeights.of(normal(sum(rows for rows, _ in shapes), dims.hidden, scale=dims.hidden**-0.5), dims)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cakegen.model import ModelDims
-from cakegen.runtime.reference import situ
+from cakegen.runtime.activations import activate
 
 BF16 = torch.bfloat16
 Function = Callable[..., None]
@@ -21,15 +21,15 @@ Function = Callable[..., None]
 
 @dataclass(frozen=True)
 class Pointwise:
-    """SiTU and KimiRMSNorm of a stock chain.
+    """The activation and the norm of a stock chain.
 
     Parameters
     ----------
     how
         `compiled` or `eager`.
-    situ
+    activate
         (gate_up `[T, 2 * I_LOCAL]`, shared_act) -> writes shared_act.
-    situ_cast
+    activate_cast
         (products `[T, latent + 2 * I_LOCAL]` fp32, latent, shared_act) -> writes both.
     norm
         (routed `[P, T, latent]`, norm_weight, y) -> writes all of y.
@@ -41,8 +41,8 @@ class Pointwise:
     """
 
     how: str
-    situ: Function
-    situ_cast: Function
+    activate: Function
+    activate_cast: Function
     norm: Function
     norm_slice: Function
     norm_join: Function
@@ -63,14 +63,14 @@ def make_pointwise(dims: ModelDims, columns: slice, *, compiled: bool) -> Pointw
     def finish(function: Function) -> Function:
         return _compiled(function) if compiled else function
 
-    def situ_into(gate_up: torch.Tensor, shared_act: torch.Tensor) -> None:
+    def activate_into(gate_up: torch.Tensor, shared_act: torch.Tensor) -> None:
         gate, up = gate_up.float().chunk(2, dim=1)
-        shared_act.copy_(situ(gate, up, dims))
+        shared_act.copy_(activate(dims.activation, gate, up))
 
-    def situ_cast_into(products: torch.Tensor, latent: torch.Tensor, shared_act: torch.Tensor) -> None:
+    def activate_cast_into(products: torch.Tensor, latent: torch.Tensor, shared_act: torch.Tensor) -> None:
         latent.copy_(products[:, : dims.latent])
         gate, up = products[:, dims.latent :].chunk(2, dim=1)
-        shared_act.copy_(situ(gate, up, dims))
+        shared_act.copy_(activate(dims.activation, gate, up))
 
     def norm_into(routed: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> None:
         y.copy_(_norm(routed, weight, dims.norm_eps))
@@ -84,7 +84,7 @@ def make_pointwise(dims: ModelDims, columns: slice, *, compiled: bool) -> Pointw
         norm = _norm(routed, weight, dims.norm_eps)[:, columns]
         tokens.copy_(torch.cat((norm, shared_act), dim=1))
 
-    parts = (situ_into, situ_cast_into, norm_into, norm_slice_into, norm_join_into)
+    parts = (activate_into, activate_cast_into, norm_into, norm_slice_into, norm_join_into)
     return Pointwise("compiled" if compiled else "eager", *(finish(function) for function in parts))
 
 

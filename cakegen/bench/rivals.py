@@ -23,7 +23,7 @@ SEPARATE_FP32 = "separate_fp32"
 
 
 def front_separate(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
-    """Three GEMMs (router, down, gate and up), then SiTU."""
+    """Three GEMMs (router, down, gate and up), then the activation."""
     weights, dims, x = _front(case), case.dims, case.inputs["x"]
     logits, latent = case.empty(dims.experts, torch.float32), case.empty(dims.latent)
     gate_up, shared_act = case.empty(weights.gate_up.shape[0]), case.shared_act_room()
@@ -32,7 +32,7 @@ def front_separate(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) 
         products.route(x, weights.gate, logits)
         products.multiply(x, weights.down, latent)
         products.multiply(x, weights.gate_up, gate_up)
-        pointwise.situ(gate_up, shared_act)
+        pointwise.activate(gate_up, shared_act)
 
     return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
 
@@ -47,13 +47,13 @@ def front_separate_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUB
         products.route(x, weights.gate, logits)
         products.multiply(x, weights.down, latent)
         products.multiply_fp32(x, weights.gate_up, gate_up)
-        pointwise.situ(gate_up, shared_act)
+        pointwise.activate(gate_up, shared_act)
 
     return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
 
 
 def front_joined(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
-    """The router, one GEMM over `[down; gate; up]`, then SiTU; latent stays a range of the GEMM's columns."""
+    """The router, one GEMM over `[down; gate; up]`, then the activation; latent stays a range of the GEMM's columns."""
     weights, dims, x = _front(case), case.dims, case.inputs["x"]
     rows = weights.joined[dims.experts :]
     logits, joined = case.empty(dims.experts, torch.float32), case.empty(rows.shape[0])
@@ -63,13 +63,13 @@ def front_joined(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) ->
     def call() -> None:
         products.route(x, weights.gate, logits)
         products.multiply(x, rows, joined)
-        pointwise.situ(gate_up, shared_act)
+        pointwise.activate(gate_up, shared_act)
 
     return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
 
 
 def front_joined_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
-    """One GEMM over `[gate; down; gate; up]` with fp32 output, then one kernel for SiTU and latent's rounding."""
+    """One GEMM over `[gate; down; gate; up]` with fp32 output, then one kernel that activates and rounds latent."""
     weights, dims, x = _front(case), case.dims, case.inputs["x"]
     joined = case.empty(weights.joined.shape[0], torch.float32)
     latent, shared_act = case.empty(dims.latent), case.shared_act_room()
@@ -77,7 +77,7 @@ def front_joined_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLA
 
     def call() -> None:
         products.multiply_fp32(x, weights.joined, joined)
-        pointwise.situ_cast(rest, latent, shared_act)
+        pointwise.activate_cast(rest, latent, shared_act)
 
     return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
 

@@ -119,6 +119,8 @@ def export_files(name: str | None) -> list[Path]:
     if name.endswith(".toml"):
         return [Path(name)]
     found = [file for file in known if file.parent.name == name]
+    # declared, and refused with what is missing; an export of everything leaves them out
+    found = found or [file for file in (paths.exports_root() / "planned").glob("*.toml") if file.stem == name]
     if not found:
         names = ", ".join(file.parent.name for file in known) or "none"
         raise SpecError(f"no export {name!r}; there is: {names}. A path of an export file also does")

@@ -23,17 +23,24 @@ _SOURCE_LINES = 40
 @click.command("show")
 @selected_by
 @click.option("--source", is_flag=True, help="Print the source alone, in one piece.")
+@click.option("--block", is_flag=True, help="KEY is an export, or its file: print what it computes, as formulas.")
 @click.option("--explain", is_flag=True, help="Spell the key out, a line a part; any key will do, of any export.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one line a program.")
-def show_command(export: str, source: bool, explain: bool, as_json: bool, **selection: Any) -> None:
+def show_command(export: str, source: bool, block: bool, explain: bool, as_json: bool, **selection: Any) -> None:
     """Explain programs: what is declared, the plan that reaches each, its source, and its launch.
 
     KEY is a logical key, a program's name, or a pattern of either. With --source: the program as one text that compiles
     alone, each header in the place of its first include. With --explain: what each part of the key says.
+    With --block: what an export declares, whether or not programs have it all.
     """
     from cakegen.registry import load_registry
 
     chosen = take_selection(selection)
+    if block:
+        refuse_ignored("is of a program; --block reads an export alone", "source", "export", "explain", "as_json")
+        for line in (line for name in chosen.patterns for line in _block(name)):
+            click.echo(line)
+        return
     _tell_renamed(chosen.patterns)
     if explain:
         refuse_ignored("is of a program; --explain reads keys alone", "source", "export", "as_json")
@@ -54,6 +61,20 @@ def show_command(export: str, source: bool, explain: bool, as_json: bool, **sele
             click.echo(_flat(registry, program, keys), nl=False)
         else:
             _show(registry, program, keys)
+
+
+def _block(name: str) -> Iterator[str]:
+    from cakegen.block_text import formula_lines
+    from cakegen.cli.export import export_files
+    from cakegen.spec import read_export
+    from cakegen.spec.honoured import missing_parts
+
+    (file,) = export_files(name)
+    spec = read_export(file)
+    yield f"{spec.name} ({file.parent.name}/{file.name})"
+    yield from formula_lines(spec.block, spec.model.model_dump())
+    for part in missing_parts(spec.block):
+        yield f"no program yet for {part}"
 
 
 def _tell_renamed(patterns: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ The constants are the `struct Cfg` of the templates below `templates/kernels`.
 
 from __future__ import annotations
 
+from cakegen.emit.activation import activation_constants, activation_headers, front_activation
 from cakegen.emit.decode_arguments import (
     NORM_BUFFERS,
     NORM_PARAMETERS,
@@ -93,6 +94,7 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
         tensor_maps=tail_maps(form, arch_family) if tail else front_maps(form, arch_family),
         pipeline=pipeline,
         launch=launch_record(family.launch_shape(form)),
+        activation=front_activation(model, form.stage),
     )
 
 
@@ -140,8 +142,8 @@ def launch_record(shape: LaunchShape) -> LaunchRecord:
 
 def _headers(form: DecodeForm, arch_family: str) -> tuple[Header, ...]:
     family = FAMILIES[arch_family]
-    body = Header(family.bodies[f"decode_{form.stage}"])
-    return (body,) if family.sums_in_tensor_memory else (wgmma_header(mma_tokens(form)), body)
+    own = (Header(family.bodies[f"decode_{form.stage}"]), *activation_headers(form.stage))
+    return own if family.sums_in_tensor_memory else (wgmma_header(mma_tokens(form)), *own)
 
 
 def wgmma_header(n: int) -> Header:
@@ -227,8 +229,7 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
         Constant("kRouterCols", dims.experts, "columns of logits"),
         Constant("kLatentCols", dims.latent, "columns of latent"),
         *line_constants("columns of shared_act: the up rows start there", "SHARED_COLS"),
-        Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
-        Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
+        *activation_constants(model),
         *(
             (Constant("kPadBytes", pad, "behind a stage's weights: the rows that its up half is short of 64"),)
             * (pad > 0)

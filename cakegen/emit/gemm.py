@@ -5,6 +5,7 @@ Both families take the same operands in the same order; tiles and pipelines are 
 
 from __future__ import annotations
 
+from cakegen.emit.activation import activation_constants
 from cakegen.emit.decode_arguments import NORM_BUFFERS, arguments, operand_map, segment_view
 from cakegen.emit.operands import (
     FRONT_MAPS,
@@ -97,8 +98,7 @@ def output_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
             Constant("kRouterCols", dims.experts, "columns of logits"),
             Constant("kLatentCols", dims.latent, "columns of latent"),
             Constant("kLatentTiles", -(-dims.latent // form.block_n), "column tiles of latent"),
-            Constant("kSituBeta", dims.situ_beta, "bound of the gate branch"),
-            Constant("kSituLinearBeta", dims.situ_linear_beta, "bound of the linear branch"),
+            *activation_constants(model),
         )
     return (
         Constant("kDownBlocks", "K2_ITERS", "shared-down blocks of K, which come first"),

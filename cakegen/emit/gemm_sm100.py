@@ -6,6 +6,7 @@ Every count of bytes and arrivals that a kernel uses stands here, once.
 from __future__ import annotations
 
 from cakegen.arch import family_member
+from cakegen.emit.activation import activation_headers, front_activation
 from cakegen.emit.decode import barrier_constants, launch_record, norm_constants
 from cakegen.emit.decode_arguments import NORM_PARAMETERS, operand_map
 from cakegen.emit.decode_warps import MIN_TENSOR_COLUMNS
@@ -69,7 +70,7 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         role=f"{form.stage}_gemm",
         arch_family=arch_family,
         body=f"{form.stage}_gemm",
-        headers=(Header(FAMILIES[arch_family].bodies[f"{form.stage}_gemm"]),),
+        headers=(Header(FAMILIES[arch_family].bodies[f"{form.stage}_gemm"]), *activation_headers(form.stage)),
         operands=_operands(form),
         summary=gemm_summary(form, ", weights evict-first" if form.evict_first else ""),
         constants=constants,
@@ -77,6 +78,7 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         tensor_maps=(*gemm_maps(form), *_out_maps(form)),
         pipeline=pipeline,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
+        activation=front_activation(model, form.stage),
     )
 
 

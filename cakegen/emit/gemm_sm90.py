@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cakegen.arch import family_member
+from cakegen.emit.activation import activation_headers, front_activation
 from cakegen.emit.decode import barrier_constants, launch_record, norm_constants, wgmma_header
 from cakegen.emit.gemm import (
     front_gemm_arguments,
@@ -63,7 +64,11 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
         role=f"{form.stage}_gemm",
         arch_family=arch_family,
         body=f"{form.stage}_gemm",
-        headers=(wgmma_header(form.block_n), Header(FAMILIES[arch_family].bodies[f"{form.stage}_gemm"])),
+        headers=(
+            wgmma_header(form.block_n),
+            Header(FAMILIES[arch_family].bodies[f"{form.stage}_gemm"]),
+            *activation_headers(form.stage),
+        ),
         operands=_operands(form),
         summary=gemm_summary(form, "" if form.tile_groups > 1 else ", warpgroups take turns"),
         constants=constants,
@@ -71,6 +76,7 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
         tensor_maps=gemm_maps(form),
         pipeline=pipeline,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
+        activation=front_activation(model, form.stage),
     )
 
 

@@ -104,6 +104,8 @@ class ProgramSpec:
         As in `registry.Program`.
     pipeline
         Barriers and edges between the roles.
+    activation
+        The functor that becomes `Cfg::Activation`; empty: the body calls none.
     """
 
     export: str
@@ -118,6 +120,7 @@ class ProgramSpec:
     tensor_maps: tuple[TensorMapEntry, ...]
     pipeline: Pipeline
     launch: LaunchRecord
+    activation: str = ""
 
     @property
     def barriers(self) -> tuple[tuple[str, int], ...]:
@@ -141,6 +144,9 @@ class ProgramSpec:
             "barriers": [(entry.name, entry.count, entry.arrivals) for entry in self.pipeline.barriers],
             "launch": asdict(self.launch),
         }
+        if self.activation and not any(self.activation in constant.name for constant in self.constants):
+            # one with constants of its own is told apart by their names
+            facts["activation"] = self.activation
         return json.dumps(facts, sort_keys=True, separators=(",", ":"))
 
     @property

@@ -13,6 +13,7 @@ import torch
 from cakegen.errors import LaunchError
 from cakegen.model import ModelDims
 from cakegen.operands import STAGES, returned
+from cakegen.runtime.activations import activate
 from cakegen.runtime.packing import unpack_weight
 
 LANES = 32
@@ -88,12 +89,6 @@ def _sum_of_squares(vectors: torch.Tensor) -> torch.Tensor:
     return lane_sums[:, 0]
 
 
-def situ(gate: torch.Tensor, up: torch.Tensor, dims: ModelDims) -> torch.Tensor:
-    """`beta tanh(g / beta) sigmoid(g) * linear_beta tanh(u / linear_beta)`, in the precision of its operands."""
-    beta, linear = dims.situ_beta, dims.situ_linear_beta
-    return beta * torch.tanh(gate / beta) * torch.sigmoid(gate) * (linear * torch.tanh(up / linear))
-
-
 def reference_outputs(
     stage: str,
     dims: ModelDims,
@@ -131,7 +126,7 @@ def reference_front(
     logits = wide @ gate_weight.to(dtype).T
     latent = wide @ down_weight.to(dtype).T
     gate, up = (wide @ shared_gate_up_weight.to(dtype).T).chunk(2, dim=1)
-    shared_act = situ(gate, up, dims)
+    shared_act = activate(dims.activation, gate, up)
     if dtype == torch.float64:
         return logits, latent, shared_act
     return logits, latent.to(torch.bfloat16), shared_act.to(torch.bfloat16)

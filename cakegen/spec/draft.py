@@ -13,6 +13,9 @@ _TEXT = """\
 # prefix of every generated file and of every decode key
 name = "{name}"
 
+# what it computes, a file of exports/blocks: `cakegen show --block FILE` prints it as formulas with these widths
+block = "latent_moe"
+
 # Widths in elements. Weight rows fill whole tiles of 128; every TP degree divides latent and shared_intermediate.
 [model]
 hidden = 4096

@@ -56,7 +56,7 @@ def explain(entry: Any, why: str = "") -> str:
     """
     location = [part for part in entry["loc"] if isinstance(part, int) or not part.startswith("tuple[")]
     field = ".".join(str(part) for part in location)
-    if entry["type"] == "extra_forbidden":
+    if entry["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{field}: unknown key; remove it, or correct its spelling"
     if entry["type"] == "missing":
         return f"{field}: missing; every key is required that is no rule which may be left out"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
+from cakegen.block import Block, parameters_of
 from cakegen.rules import Meaning, nested_table, rule_fields
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,47}$")]
@@ -23,6 +24,7 @@ Width = Annotated[int, Field(ge=64, le=2**17, multiple_of=8)]
 
 
 _LEAST_FLOAT = 2.0**-126
+_LARGEST_NUMBER = 1e6
 
 
 def _hold_as_float(value: float) -> float:
@@ -36,18 +38,6 @@ class Section(BaseModel):
     """One table of an export file: no unknown key, no conversion, no change after reading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ModelSection(Section):
-    """`[model]`: dimensions in elements, and the constants of the norm and of SiTU."""
-
-    hidden: Width
-    latent: Width
-    experts: Width
-    shared_intermediate: Width
-    norm_eps: Annotated[float, Field(gt=0, lt=1), AfterValidator(_hold_as_float)]
-    situ_beta: Annotated[float, Field(gt=0, le=1e6), AfterValidator(_hold_as_float)]
-    situ_linear_beta: Annotated[float, Field(gt=0, le=1e6), AfterValidator(_hold_as_float)]
 
 
 class RequestsSection(Section):
@@ -88,3 +78,17 @@ def _bounded(meaning: Meaning) -> Any:
     if meaning.one_of:
         return Literal[meaning.one_of]
     return Annotated[int, Field(ge=meaning.at_least, le=meaning.at_most, multiple_of=meaning.multiple_of)]
+
+
+@functools.cache
+def model_section(block: Block) -> type[Section]:
+    """`[model]` of a block's exports: its extents, and the numbers that its functions and scales name."""
+    below = dict.fromkeys(block.scales, _LARGEST_NUMBER)
+    for call in block.calls:
+        for parameter, argument in zip(parameters_of(call), call.arguments, strict=True):
+            if isinstance(argument, str):
+                below[argument] = min(parameter.below, below.get(argument, parameter.below))
+    fields: dict[str, Any] = dict.fromkeys(block.widths, (Width, ...))
+    for name, limit in below.items():
+        fields[name] = (Annotated[float, Field(gt=0, lt=limit), AfterValidator(_hold_as_float)], ...)
+    return create_model("ModelSection", __base__=Section, **fields)

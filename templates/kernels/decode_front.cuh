@@ -2,7 +2,6 @@
 
 #include "device/base.cuh"
 #include "device/grid.cuh"
-#include "device/math.cuh"
 #include "device/mbarrier.cuh"
 #include "device/memory.cuh"
 #include "device/tma.cuh"
@@ -157,7 +156,7 @@ __device__ __forceinline__ void store_shared(
     const TokenRange& tokens) {
 #pragma unroll
     for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
-        sums[0][i] = situ(sums[0][i], sums[1][i], Cfg::kSituBeta, Cfg::kSituLinearBeta);
+        sums[0][i] = Cfg::Activation::template of<Cfg>(sums[0][i], sums[1][i]);
     }
     constexpr u32 kPitch = staging_pitch(Cfg::kBlockM / 2 * 2);
     if (at.owns[0]) {

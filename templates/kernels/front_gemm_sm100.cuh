@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_columns(
     } else {
 #pragma unroll
         for (u32 i = 0; i < kStepCols; ++i) {
-            sums[0][i] = situ(sums[0][i], sums[1][i], Cfg::kSituBeta, Cfg::kSituLinearBeta);
+            sums[0][i] = Cfg::Activation::template of<Cfg>(sums[0][i], sums[1][i]);
         }
         store_bf16_within(out.shared_act + row * out.shared_act_pitch, lower, Cfg::kSharedCols, sums[0]);
     }

@@ -3,7 +3,6 @@
 #include "device/base.cuh"
 #include "device/cluster.cuh"
 #include "device/grid.cuh"
-#include "device/math.cuh"
 #include "device/memory.cuh"
 #include "device/wgmma.cuh"
 #include "kernels/front_columns.cuh"
@@ -82,7 +81,7 @@ __device__ __forceinline__ void store_block(
         // The up value of a gate value sits half a tile of columns further, in the same thread.
 #pragma unroll
         for (u32 i = 0; i < Cfg::kBlockN / 4; ++i) {
-            acc[i] = situ(acc[i], acc[i + Cfg::kBlockN / 4], Cfg::kSituBeta, Cfg::kSituLinearBeta);
+            acc[i] = Cfg::Activation::template of<Cfg>(acc[i], acc[i + Cfg::kBlockN / 4]);
         }
         store_rows<Cfg, Cfg::kBlockN / 2>(acc, shared_act_of<Cfg>(out), rows, row, columns.first, at, smem);
     }

@@ -21,6 +21,9 @@ struct Cfg {
 //% if spec.waits
     static constexpr u32 kProgramId = ${spec.program_id | hex32};  // how this program names itself in a wait record
 //% endif
+//% if spec.activation
+    using Activation = ${spec.activation | ident};  // what becomes of a gate sum and its up sum
+//% endif
 //% for constant in spec.constants
 //% set type, name, value = constant.value | cpp_type, constant.name | ident, constant.value | literal
     static constexpr ${type} ${name} = ${value};  // ${constant.comment | comment}

@@ -168,7 +168,8 @@ def test_installed_package_never_writes_into_itself(monkeypatch: pytest.MonkeyPa
 
 def test_name_must_be_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(paths.exports_root() / TINY, tmp_path / "other")
-    shutil.copytree(paths.exports_root() / "rules", tmp_path / "rules")
+    for folder in ("rules", "blocks"):
+        shutil.copytree(paths.exports_root() / folder, tmp_path / folder)
     monkeypatch.setattr(paths, "exports_root", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     for argument in ("other", "other/export.toml"):

@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 from support.fuzz.strategies import damaged, damaged_bytes, fuzzed
 
 from cakegen import paths
+from cakegen.block import Block
+from cakegen.block_text import formula_lines
 from cakegen.cli.main import main
 from cakegen.errors import PlanError, SpecError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan import family_of, plan_route
 from cakegen.spec import parse_export
+from cakegen.spec.block import parse_block
+from cakegen.spec.honoured import missing_parts
 
 RAW = (paths.exports_root() / "tiny_latent_moe" / "export.toml").read_bytes()
 TABLE = tomllib.loads(RAW.decode())
@@ -28,6 +32,7 @@ TABLE |= {
     for family in ("hopper", "blackwell")
 }
 """With the rules that stand in files beside it."""
+BLOCK = tomllib.loads((paths.exports_root() / "blocks" / "latent_moe.toml").read_text())
 
 
 def to_toml(table: dict[str, Any]) -> str:
@@ -88,6 +93,25 @@ def test_export_with_damaged_values_is_refused_or_planned(tmp_path: Path, table:
     file = tmp_path / "export.toml"
     file.write_text(to_toml(table), encoding="utf-8")
     check(file)
+
+
+@fuzzed
+@given(table=damaged(BLOCK))
+def test_block_with_damaged_stages_is_refused_or_read(table: Any) -> None:
+    try:
+        block = parse_block(table)
+    except SpecError as error:
+        message = str(error)
+    else:
+        can_be_shown(block)
+        return
+    assert message.startswith("block")
+
+
+def can_be_shown(block: Block) -> None:
+    # what was read can be shown, and asked for
+    assert list(formula_lines(block, dict.fromkeys((*block.widths, *block.numbers), 64)))
+    missing_parts(block)
 
 
 @fuzzed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,10 @@ from support.models import kimi_k3_model, tiny_model
 from support.runtime.operands import front_operands, tail_operands
 
 from cakegen.errors import LaunchError
-from cakegen.runtime.reference import ieee_sqrt, reference_front, reference_norm, reference_tail, situ
+from cakegen.functions import ACTIVATIONS
+from cakegen.model import NamedFunction
+from cakegen.runtime.activations import GATED, activate
+from cakegen.runtime.reference import ieee_sqrt, reference_front, reference_norm, reference_tail
 
 BF16 = torch.bfloat16
 EPS = 1e-5
@@ -84,11 +89,27 @@ def test_reference_norm_refuses_a_width_of_broken_vectors() -> None:
 
 
 def test_situ_is_its_formula() -> None:
-    dims = kimi_k3_model().dims
     gate = torch.tensor([-30.0, -1.0, 0.0, 2.0, 30.0], dtype=torch.float64)
     up = torch.tensor([40.0, -3.0, 5.0, 25.0, -100.0], dtype=torch.float64)
     expected = 4 * np.tanh(gate.numpy() / 4) / (1 + np.exp(-gate.numpy())) * 25 * np.tanh(up.numpy() / 25)
-    np.testing.assert_allclose(situ(gate, up, dims).numpy(), expected, rtol=1e-14)
+    np.testing.assert_allclose(activate(kimi_k3_model().dims.activation, gate, up).numpy(), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", sorted(GATED))
+def test_activation_is_the_formula_that_blocks_print(name: str) -> None:
+    declared = ACTIVATIONS[name]
+    numbers = tuple(1.5 + index for index, _ in enumerate(declared.parameters))
+    gate = torch.linspace(-9, 9, 41, dtype=torch.float64)
+    up = torch.linspace(4, -30, 41, dtype=torch.float64)
+    names = {parameter.name: number for parameter, number in zip(declared.parameters, numbers, strict=True)}
+    names |= {"g": gate, "u": up, "pi": math.pi, "sqrt": math.sqrt, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+    expected = eval(declared.formula.replace("^", "**"), names)
+    torch.testing.assert_close(activate(NamedFunction(name, numbers), gate, up), expected)
+    assert declared.functor
+
+
+def test_functor_of_an_activation_has_a_reference() -> None:
+    assert {name for name, activation in ACTIVATIONS.items() if activation.functor} == set(GATED)
 
 
 def test_reference_front_in_fp64_agrees_with_rounded_fp32() -> None:

@@ -16,12 +16,15 @@ from cakegen.errors import SpecError
 from cakegen.model import Model, ModelDims, Target
 from cakegen.rules import BlackwellRules, HopperRules, rule_fields
 from cakegen.spec import parse_export
-from cakegen.spec.sections import ModelSection, TargetSection, section_of
+from cakegen.spec.block import block_file, read_block
+from cakegen.spec.sections import TargetSection, model_section, section_of
 
 
-@pytest.mark.parametrize(("section", "record"), [(ModelSection, ModelDims), (TargetSection, Target)])
-def test_section_has_the_fields_of_its_record(section: type, record: type) -> None:
-    assert list(section.model_fields) == [field.name for field in dataclasses.fields(record)]  # type: ignore[attr-defined]
+def test_sections_have_the_fields_of_their_records() -> None:
+    block = read_block(block_file("latent_moe"))
+    assert list(model_section(block).model_fields) == [*block.widths, *block.numbers]
+    assert {*block.widths, "norm_eps", "activation"} == {field.name for field in dataclasses.fields(ModelDims)}
+    assert list(TargetSection.model_fields) == [field.name for field in dataclasses.fields(Target)]
 
 
 @pytest.mark.parametrize("record", [HopperRules, BlackwellRules])
@@ -239,7 +242,8 @@ def test_rules_for_a_family_without_a_target_are_refused(tmp_path: Path) -> None
 def test_fault_of_the_shared_rules_names_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export that overrides nothing is not to blame."""
     shared = tmp_path / "exports"
-    shutil.copytree(paths.exports_root() / "rules", shared / "rules")
+    for folder in ("rules", "blocks"):
+        shutil.copytree(paths.exports_root() / folder, shared / folder)
     file = shared / "rules" / "hopper.toml"
     file.write_text(file.read_text().replace("max_stages = 12", "max_stages = 99", 1))
     monkeypatch.setattr(paths, "exports_root", lambda: shared)

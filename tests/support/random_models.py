@@ -10,7 +10,7 @@ from typing import Any
 from support.models import hopper, of_family, tiny_model
 
 from cakegen.errors import PlanError
-from cakegen.model import DeviceFacts, Model, Target, to_literal
+from cakegen.model import DeviceFacts, Model, NamedFunction, Target, to_literal
 from cakegen.plan import plan_route
 from cakegen.rules import (
     DecodeRules,
@@ -44,9 +44,12 @@ def model_toml(model: Model) -> str:
     """The export file that declares a model, with every rule in it."""
     literal = to_literal(model)
     head = {key: literal[key] for key in ("name",)}
+    head["block"] = "latent_moe"
     head["requests"] = {"max_tokens": model.max_tokens, "max_partials": model.max_partials}
     lines = [_assignment(key, value) for key, value in head.items()]
-    lines += ["", "[model]", *_assignments(literal["dims"])]
+    dims = {key: value for key, value in literal["dims"].items() if key != "activation"}
+    dims |= zip(("situ_beta", "situ_linear_beta"), model.dims.activation.numbers, strict=True)
+    lines += ["", "[model]", *_assignments(dims)]
     lines += [line for target in literal["targets"] for line in ("", "[[targets]]", *_assignments(target))]
     for name in ("hopper", "blackwell"):
         rules = getattr(model, name)
@@ -92,8 +95,7 @@ def _draw(chance: random.Random, seed: int) -> Model:
         experts=128 * chance.randint(1, 4),
         shared_intermediate=64 * degrees[-1] * chance.randint(1, 6),
         norm_eps=chance.choice((1e-6, 1e-5, 1e-3)),
-        situ_beta=chance.choice((1.5, 4.0, 8.0)),
-        situ_linear_beta=chance.choice((2.0, 25.0)),
+        activation=NamedFunction("situ", (chance.choice((1.5, 4.0, 8.0)), chance.choice((2.0, 25.0)))),
     )
     sm_counts = tuple(sorted(chance.sample((2, 5, 9, 16, 24, 40, 78, 132), 2)))
     rules = hopper(tiny)

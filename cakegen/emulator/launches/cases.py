@@ -263,7 +263,7 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
         if spec.kind == "vector":
             return make.normal(cols).to(torch.bfloat16)
         if spec.kind == "weight":
-            # gate and up rows give twice as much: SiTU's branches then reach their bounds
+            # gate and up rows give twice as much: an activation's branches then reach their bounds
             return weights(*outer, cols) * (2 if spec in gated else 1)
         return rows(cols, *outer[:-1])
 
