@@ -121,6 +121,11 @@ def test_place_names_source_lines_from_the_innermost_call_out() -> None:
         (".reg .f16 %h1; ret;", "line 6: registers of type .f16"),
         ("bra NOWHERE;", "line 6: no label NOWHERE"),
         ("@%p9 bra L; L: ret;", "line 6: guard %p9 is not declared"),
+        (".reg .b32 %r1; @%r1 bra L; L: ret;", "line 6: guard %r1 is a register of type b32; a predicate is needed"),
+        (
+            ".reg .b32 %r1; selp.u32 %r1, 1, 2, !%r1; ret;",
+            "line 6: '!%r1' negates a register of type b32, and no predicate",
+        ),
         (".local .align 4 .b8 depot[16]; ret;", "line 6: directive"),
         ("ret", "no semicolon"),
     ],

@@ -66,6 +66,7 @@ def test_sm_counts_default_to_known_parts() -> None:
     [
         (f"name = {'9' * 5000}", "not a TOML file: Exceeds the limit"),
         (f"name = {'[' * 5000}", "not a TOML file: maximum recursion depth exceeded"),
+        (f"{'a.' * 2000}b = 1", "tables within tables, more than 32 levels of them"),
         ("name = 'a'" + "\n" * (1 << 20), "1048586 bytes; a file of at most 1048576 is read"),
     ],
 )

@@ -236,6 +236,8 @@ class _Body:
         register = self._scope.register(guard) if guard else None
         if guard and register is None:
             raise self._error(position, f"guard {guard} is not declared")
+        if register is not None and register.bank != "pred":
+            raise self._error(position, f"guard {guard} is a register of type {register.bank}; a predicate is needed")
         operands = tuple(self._operand(part, position) for part in split_operands(rest))
         if opcode.startswith("bra") and len(operands) == 1 and isinstance(operands[0], Symbol):
             operands = (Label(operands[0].name),)
@@ -285,6 +287,8 @@ class _Body:
             inner = self._operand(text[1:].strip(), position)
             if not isinstance(inner, Register):
                 raise self._error(position, f"{text!r} negates no register")
+            if inner.bank != "pred":
+                raise self._error(position, f"{text!r} negates a register of type {inner.bank}, and no predicate")
             return Negated(inner)
         return self._atom(text, position)
 
