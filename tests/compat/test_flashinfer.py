@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from flashinfer_caller import Layer, call_block, refusals
+from support.compat.flashinfer_caller import Layer, call_block, refusals
 from support.runtime.operands import front_operands, tail_operands
 from support.runtime.operator_cases import tiny_latent_moe
 

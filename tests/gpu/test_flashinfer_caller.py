@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from flashinfer_caller import Layer, call_block, refusals
+from support.compat.flashinfer_caller import Layer, call_block, refusals
 
 from cakegen.compat import flashinfer
 

@@ -1,4 +1,4 @@
-"""A caller of the published functions of the block, written from their documentation alone.
+"""A caller of the published functions of the block: their names, arguments and refusals, and nothing else of theirs.
 
 It knows no more of cakegen than the one import line; where the functions are asked for is a parameter's default.
 """
