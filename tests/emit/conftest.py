@@ -30,6 +30,7 @@ PARTS = {
     "host/common.cuh": "#pragma once\n#include <cuda.h>\n",
     "host/binding.cu": '#include "host/common.cuh"\nint run_${spec.name | ident};\n',
     "kernels/program.cu": KERNEL,
+    "kernels/activation.cuh": "#pragma once\n",
     **{body: INCLUDE_BASE for family in FAMILIES.values() for body in family.bodies.values()},
 }
 

@@ -51,7 +51,7 @@ def command_lines(draw: st.DrawFn, name: str) -> list[str]:
         found.append(draw(st.sampled_from(sorted(command.commands))))
         names = [option for each in command.commands.values() for option in options_of(each) if option.startswith("-")]
     for _ in range(draw(st.integers(0, 4))):
-        found.append(draw(st.sampled_from(names)) if draw(st.booleans()) else draw(words))
+        found.append(draw(st.sampled_from(names)) if names and draw(st.booleans()) else draw(words))
     return found
 
 

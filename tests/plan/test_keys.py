@@ -156,7 +156,7 @@ def test_show_explains_a_key_of_any_export() -> None:
     assert "a decode launch of other" in result.output
     refused = CliRunner().invoke(main, ["show", "--explain", "--source", "tail_norm:e0"])
     assert refused.exit_code == 2
-    assert "--explain reads the key alone" in refused.output
+    assert "--explain reads keys alone" in refused.output
 
 
 def test_show_names_todays_key_of_an_earlier_one() -> None:
