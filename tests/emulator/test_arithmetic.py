@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cakegen.emulator.machine.machine import Machine
-from cakegen.emulator.text import arithmetic
+from cakegen.emulator.text import arithmetic, bits
 
 # a run silences numpy; here the functions are called alone
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -128,7 +128,7 @@ def test_bit_insert_matches_the_isa(position: int, length: int) -> None:
     for bit in range(min(length, 32 - position) if position < 32 else 0):
         expected = expected & ~(1 << (position + bit)) | (a >> bit & 1) << (position + bit)
     lanes = [np.full(32, value, np.uint32) for value in (a, b, position, length)]
-    assert arithmetic.bit_insert(*lanes)[0] == expected
+    assert bits.bit_insert(*lanes)[0] == expected
 
 
 def test_float_instructions_match(launch: Launch, array: Make) -> None:

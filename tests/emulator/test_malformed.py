@@ -268,7 +268,7 @@ def test_limit_of_seconds_is_an_option_of_a_sequence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status"), [("bogus", BAD_INPUT), (".reg .f32 %f1; copysign.f32 %f1, %f1, %f1; ret;", NOT_MODELLED)]
+    ("body", "status"), [("bogus", BAD_INPUT), (".reg .b32 %r1; mul24.lo.u32 %r1, %r1, %r1; ret;", NOT_MODELLED)]
 )
 def test_malformed_text_and_unknown_forms_have_statuses_of_their_own(body: str, status: int, tmp_path: Path) -> None:
     result = emulate_text(module(body), tmp_path)

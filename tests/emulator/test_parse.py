@@ -118,7 +118,7 @@ def test_place_names_source_lines_from_the_innermost_call_out() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (".reg .f16 %h1; ret;", "line 6: registers of type .f16"),
+        (".reg .tf32 %h1; ret;", "line 6: registers of type .tf32"),
         ("bra NOWHERE;", "line 6: no label NOWHERE"),
         ("@%p9 bra L; L: ret;", "line 6: guard %p9 is not declared"),
         (".reg .b32 %r1; @%r1 bra L; L: ret;", "line 6: guard %r1 is a register of type b32; a predicate is needed"),
@@ -138,10 +138,10 @@ def test_what_the_reader_does_not_know_is_refused_with_its_line(body: str, messa
 @pytest.mark.parametrize(
     "line",
     [
-        "add.rm.f32 %f0, %f0, %f0",
-        "copysign.f32 %f0, %f0, %f0",
+        "add.cc.u32 %r0, %r0, %r0",
+        "mul24.lo.u32 %r0, %r0, %r0",
         "ld.local.u32 %r0, [%r0]",
-        "createpolicy.fractional.L2::evict_last.b64 %rd0",
+        "createpolicy.whole.L2::evict_last.b64 %rd0",
     ],
 )
 def test_unknown_form_is_refused_when_it_is_translated(line: str) -> None:

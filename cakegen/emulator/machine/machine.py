@@ -16,7 +16,7 @@ from cakegen.emulator.machine.memory import PARAM_WINDOW, SHARED_START, GlobalMe
 from cakegen.emulator.machine.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.machine.warp import Strand, Warp
 from cakegen.emulator.order.access_order import AccessOrder
-from cakegen.emulator.text.expressions import BANK_TYPES
+from cakegen.emulator.text.forms.writer import BANK_TYPES
 from cakegen.emulator.text.ptx import MALFORMED, Immediate, Kernel, Register, malformed
 from cakegen.emulator.text.reach import EXIT
 from cakegen.emulator.text.translate import Program

@@ -15,24 +15,28 @@ Lanes: TypeAlias = Any  # NDArray of 32 lanes; numpy types no scalar-by-array ar
 _F32_MIN_NORMAL = np.float32(2.0**-126)
 _HALF_ULP = np.uint32(0x7FFF)
 _CANONICAL_BF16_NAN = np.uint32(0x7FFF)
+_CANONICAL_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
 def fma_f32(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     """`a * b + c` rounded once."""
-    return _fma_odd(a, b, c).astype(np.float32)
+    return fma_odd(a, b, c).astype(np.float32)
 
 
-def _fma_odd(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+def fma_odd(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     """`a * b + c` in fp64, rounded to odd.
 
     The product of two fp32 is exact in fp64; after rounding the sum to odd there, rounding to a type of at most 51 bits
     is as good as one rounding (Boldo and Melquiond 2008).
     """
-    product = a.astype(np.float64) * b
-    addend = c.astype(np.float64)
-    total = product + addend
-    virtual = total - product
-    error = (product - (total - virtual)) + (addend - virtual)
+    return sum_odd(a.astype(np.float64) * b, c.astype(np.float64))
+
+
+def sum_odd(a: Lanes, b: Lanes) -> Lanes:
+    """The sum of two fp64, rounded to odd."""
+    total = a + b
+    virtual = total - a
+    error = (a - (total - virtual)) + (b - virtual)
     bits = total.view(np.int64)
     inexact = (error != 0) & np.isfinite(total) & (bits & 1 == 0)
     if np.count_nonzero(inexact):
@@ -59,7 +63,7 @@ def mul_f32(a: Lanes, b: Lanes) -> Lanes:
 
 def fma_bf16(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     """`fma.rn.bf16`: bits in u16, rounded once; subnormals stay."""
-    exact = _fma_odd(bf16_value(a), bf16_value(b), bf16_value(c))
+    exact = fma_odd(bf16_value(a), bf16_value(b), bf16_value(c))
     nearest = exact.astype(np.float32)
     # to odd in fp32 as well: towards zero, and the last bit set where that lost something
     bits = nearest.view(np.uint32) - (np.abs(nearest) > np.abs(exact))
@@ -141,8 +145,19 @@ def multiply_wide(a: Lanes, b: Lanes) -> Lanes:
 
 
 def multiply_high(a: Lanes, b: Lanes) -> Lanes:
-    """`mul.hi` of 16 and 32 bits: the upper half of the product."""
-    return (multiply_wide(a, b) >> (a.dtype.itemsize * 8)).astype(a.dtype)
+    """`mul.hi`: the upper half of the product."""
+    if a.dtype.itemsize < 8:
+        return (multiply_wide(a, b) >> (a.dtype.itemsize * 8)).astype(a.dtype)
+    # of 64 bits by halves of 32: the middle sums keep their carries in the upper halves of u64
+    low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    x, y = a.view(np.uint64), b.view(np.uint64)
+    x_low, x_high, y_low, y_high = x & low, x >> shift, y & low, y >> shift
+    middle = x_high * y_low + (x_low * y_low >> shift)
+    upper = x_high * y_high + (middle >> shift) + ((x_low * y_high + (middle & low)) >> shift)
+    if a.dtype.kind == "i":
+        # a negative factor counts as 2^64 too much of the other
+        upper = upper - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
+    return upper.view(a.dtype)
 
 
 def divide(a: Lanes, b: Lanes) -> Lanes:
@@ -164,38 +179,89 @@ def remainder(a: Lanes, b: Lanes) -> Lanes:
     return a - divide(a, b) * b
 
 
-def bit_insert(a: Lanes, b: Lanes, position: Lanes, length: Lanes) -> Lanes:
-    """`bfi.b32 d, a, b, position, length`: the low bits of a into b."""
-    start = (position & np.uint32(0xFF)).astype(np.uint64)
-    count = (length & np.uint32(0xFF)).astype(np.uint64)
-    ones = np.where(
-        count < 32, (np.uint64(1) << np.minimum(count, np.uint64(32))) - np.uint64(1), np.uint64(0xFFFFFFFF)
-    )
-    field = np.where(start < 32, ones << np.minimum(start, np.uint64(32)), np.uint64(0)).astype(np.uint32)
-    moved = np.where(start < 32, a.astype(np.uint64) << np.minimum(start, np.uint64(32)), np.uint64(0))
-    return (b & ~field) | (moved.astype(np.uint32) & field)
+_TO_WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def to_integer(a: Lanes, dtype: str) -> Lanes:
-    """`cvt.rzi`: towards zero and clamped; NaN becomes 0."""
+def to_whole(a: Lanes, rounding: str) -> Lanes:
+    """`cvt.rni` and the like into the same type: a whole number; zeros keep their sign."""
+    return _TO_WHOLE[rounding](a)
+
+
+def to_integer(a: Lanes, dtype: str, rounding: str = "rzi") -> Lanes:
+    """`cvt` of a float into an integer: clamped.
+
+    NaN becomes 0, or the integer whose highest bit alone is set where the source has 64 bits, or the result has.
+    """
     limits = np.iinfo(dtype)
-    wide = np.nan_to_num(np.trunc(a.astype(np.float64)), nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
-    result = np.where(wide >= float(limits.max), limits.max, 0).astype(dtype)
+    nan = 1 << limits.bits - 1 if a.dtype.itemsize == 8 or limits.bits == 64 else 0
+    wide = _TO_WHOLE[rounding](a.astype(np.float64))
     inside = (wide < float(limits.max)) & (wide > float(limits.min))
-    result = np.where(inside, np.where(inside, wide, 0.0).astype(dtype), result)
-    return np.where(wide <= float(limits.min), np.dtype(dtype).type(limits.min), result)
+    result = np.where(inside, wide, 0.0).astype(dtype)
+    result = np.where(wide >= float(limits.max), np.dtype(dtype).type(limits.max), result)
+    result = np.where(wide <= float(limits.min), np.dtype(dtype).type(limits.min), result)
+    return np.where(np.isnan(wide), np.array(nan, f"u{limits.bits // 8}").astype(dtype), result) if nan else result
+
+
+def saturated(a: Lanes, dtype: str) -> Lanes:
+    """`cvt.sat` of an integer, and what `add.sat` and `sub.sat` make of their exact sum: clamped to a type."""
+    ours, theirs = np.iinfo(a.dtype), np.iinfo(dtype)
+    return np.clip(a, max(ours.min, theirs.min), min(ours.max, theirs.max)).astype(dtype)
+
+
+def exact_or_odd(a: Lanes) -> Lanes:
+    """An integer as fp64; what has more than 53 bits is rounded to odd, so that it can be rounded once more."""
+    if a.dtype.itemsize < 8:
+        return a.astype(np.float64)
+    high = (a >> a.dtype.type(32)).astype(np.float64) * 2.0**32
+    return sum_odd(high, (a.view(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.float64))
 
 
 def minimum_f32(a: Lanes, b: Lanes) -> Lanes:
-    """`min.f32`: NaN loses, -0 < +0."""
-    result = np.fmin(a, b)
-    return np.where((a == 0) & (b == 0) & np.signbit(b), b, result)
+    """`min` of floats: NaN loses, -0 < +0."""
+    result, zeros = np.fmin(a, b), (a == 0) & (b == 0)
+    return np.where(zeros, np.where(np.signbit(a), a, b), result) if np.count_nonzero(zeros) else result
 
 
 def maximum_f32(a: Lanes, b: Lanes) -> Lanes:
-    """`max.f32`: NaN loses, -0 < +0."""
-    result = np.fmax(a, b)
-    return np.where((a == 0) & (b == 0) & ~np.signbit(b), b, result)
+    """`max` of floats: NaN loses, -0 < +0."""
+    result, zeros = np.fmax(a, b), (a == 0) & (b == 0)
+    return np.where(zeros, np.where(np.signbit(a), b, a), result) if np.count_nonzero(zeros) else result
+
+
+def minimum_nan(a: Lanes, b: Lanes) -> Lanes:
+    """`min.NaN`: NaN wins, and is canonical."""
+    return np.where(np.isnan(a) | np.isnan(b), _CANONICAL_NAN, minimum_f32(a, b))
+
+
+def maximum_nan(a: Lanes, b: Lanes) -> Lanes:
+    """`max.NaN`: NaN wins, and is canonical."""
+    return np.where(np.isnan(a) | np.isnan(b), _CANONICAL_NAN, maximum_f32(a, b))
+
+
+def with_signs(magnitude: Lanes, *sources: Lanes) -> Lanes:
+    """`.xorsign`: the exclusive or of the sources' signs."""
+    negative = np.signbit(sources[0])
+    for source in sources[1:]:
+        negative = negative ^ np.signbit(source)
+    return np.where(np.isnan(magnitude), magnitude, np.where(negative, -magnitude, magnitude))
+
+
+def has_property(a: Lanes, name: str) -> Lanes:
+    """`testp`. Zeros are normal."""
+    magnitude = np.abs(a)
+    subnormal = (magnitude > 0) & (magnitude < np.finfo(a.dtype).tiny)
+    match name:
+        case "finite":
+            return np.isfinite(a)
+        case "infinite":
+            return np.isinf(a)
+        case "number":
+            return ~np.isnan(a)
+        case "notanumber":
+            return np.isnan(a)
+        case "subnormal":
+            return subnormal
+    return np.isfinite(a) & ~subnormal
 
 
 def exp2_f32(a: Lanes) -> Lanes:
@@ -216,6 +282,16 @@ def reciprocal_f32(a: Lanes) -> Lanes:
 def reciprocal_root_f32(a: Lanes) -> Lanes:
     """`rsqrt.approx.f32` (documented: relative 2^-22.9)."""
     return (1.0 / np.sqrt(a.astype(np.float64))).astype(np.float32)
+
+
+def sine_f32(a: Lanes) -> Lanes:
+    """`sin.approx.f32` (documented: absolute 2^-20.5 between -2 pi and 2 pi)."""
+    return np.sin(a.astype(np.float64)).astype(np.float32)
+
+
+def cosine_f32(a: Lanes) -> Lanes:
+    """`cos.approx.f32` (documented: as `sin`)."""
+    return np.cos(a.astype(np.float64)).astype(np.float32)
 
 
 def tanh_f32(a: Lanes) -> Lanes:

@@ -40,7 +40,8 @@ from cakegen.emulator.text.ptx import (
 )
 from cakegen.errors import EmulationError, PtxError
 
-_BANKS = {"u16": "b16", "s16": "b16", "u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}
+_BANKS = {"u8": "b8", "s8": "b8", "u16": "b16", "s16": "b16", "u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}
+_BANKS |= {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(")

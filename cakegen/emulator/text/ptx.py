@@ -14,7 +14,7 @@ MALFORMED = (ArithmeticError, AssertionError, AttributeError, LookupError, Recur
 
 # Bytes of the register banks by their declared type. A bank says how a register is kept, not what an instruction
 # makes of it: `f32` operations on `b32` registers are legal.
-BANK_BYTES = {"pred": 1, "b16": 2, "b32": 4, "f32": 4, "b64": 8, "f64": 8, "b128": 16}
+BANK_BYTES = {"pred": 1, "b8": 1, "b16": 2, "b32": 4, "f32": 4, "b64": 8, "f64": 8, "b128": 16}
 
 
 @dataclass(frozen=True)

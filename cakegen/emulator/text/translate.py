@@ -18,7 +18,8 @@ from cakegen.emulator.machine import lane_ops
 from cakegen.emulator.order.fences import decode_fence
 from cakegen.emulator.order.vector_clock import GPU
 from cakegen.emulator.text.block import Block
-from cakegen.emulator.text.expressions import BANK_TYPES, TYPES, TYPES_BYTES, ExpressionWriter, environment
+from cakegen.emulator.text.expressions import ExpressionWriter, environment
+from cakegen.emulator.text.forms.writer import BANK_TYPES, TYPES, TYPES_BYTES
 from cakegen.emulator.text.issue_runs import issue_later, issue_together
 from cakegen.emulator.text.memo import MemoWriter
 from cakegen.emulator.text.ptx import (
@@ -219,8 +220,7 @@ class _BlockWriter:
         elif root == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
             self._line(index, self._pack_or_unpack(instruction, mask))
         elif self._writer.knows(root):
-            text, kind = self._writer.value(instruction)
-            self._line(index, self._assign(instruction.operands[0], text, kind, mask))
+            self._line(index, self._result(instruction, mask))
         elif root in ("ld", "st"):
             access = self._load if root == "ld" else self._store
             self._line(index, access(index, instruction, mask))
@@ -247,6 +247,15 @@ class _BlockWriter:
             text = f"{text}.{'view' if same else 'astype'}('{bank}')"
         name = f"R[{target.index}]"
         return f"{name} = {text}" if mask == "None" else f"{name} = where({mask}, {text}, {name})"
+
+    def _result(self, instruction: Instruction, mask: str) -> str:
+        """Arithmetic; where it has two results, both are computed before either is written."""
+        text, kind = self._writer.value(instruction)
+        target = instruction.operands[0]
+        if not isinstance(target, Pair):
+            return self._assign(target, text, kind, mask)
+        other, _ = self._writer.second_value(instruction)
+        return self._assign_all((target.first, target.second), f"({text}, {other})", kind, mask)
 
     def _pack_or_unpack(self, instruction: Instruction, mask: str) -> str:
         target, source = instruction.operands

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.operands import read_address, read_lanes, refused, uniform
 from cakegen.emulator.machine.warp import Strand
-from cakegen.emulator.text.expressions import BANK_TYPES
+from cakegen.emulator.text.forms.writer import BANK_TYPES
 from cakegen.emulator.text.ptx import Address, Immediate, Instruction, Operand, Register, Vector
 from cakegen.emulator.units.tcgen05.issue import TensorHost
 from cakegen.emulator.units.tcgen05.tensor_memory import GROUP_LANES, Region, TensorMemory, split_address
