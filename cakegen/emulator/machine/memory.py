@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
+from cakegen.emulator.machine.copied_bytes import CopiedBytes
 from cakegen.emulator.machine.extents import Extents
 from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.units.barriers import MBarrier
@@ -268,6 +269,7 @@ class SharedMemory:
         self._valid_words = self.valid.view(_WRITTEN.dtype).reshape(-1, GRANULE // 8)
         self.pending_writes = np.zeros(size // GRANULE, np.int16)
         self.pending_reads = np.zeros(size // GRANULE, np.int16)
+        self.copied = CopiedBytes(size, SHARED_START)
         self.barriers: dict[int, MBarrier] = {}
         self.exited = False
         self._views: dict[int, tuple[Bytes, Bytes]] = {}
@@ -301,6 +303,7 @@ class SharedMemory:
         data, valid = self.views(width)
         rows = offsets // width
         self._refuse_pending(offsets, self.pending_writes, "pending-write", "is read while a copy still writes to it")
+        self.copied.refuse(rows, width, "is read")
         if valid[rows].tobytes() != b"\x01" * (width * rows.size):
             self._refuse_unwritten(offsets, width, "read")
         if thread is not None:
@@ -318,6 +321,7 @@ class SharedMemory:
             offsets, self.pending_reads, "pending-read", "is written while an asynchronous operation may still read it"
         )
         rows = offsets // width
+        self.copied.refuse(rows, width, "is written")
         if thread is not None:
             thread.write(self, rows, width)
         data[rows] = values
@@ -348,8 +352,25 @@ class SharedMemory:
             raise Fault("pending-write", f"{what} to {where}, where another is still on its way")
         if any(start < at + 8 and at < start + num_bytes for at in self.barriers):
             raise Fault("barrier", f"{what} to {where}, where an mbarrier lives")
+        self.copied.refuse(np.arange(span.start, span.stop), GRANULE, f"is written by {what}")
         self.pending_writes[span] += 1
         self.valid[start : start + num_bytes] = 0
+
+    def begin_copy(self, starts: Lanes, width: int, what: str) -> None:
+        """A `cp.async` of lanes is issued: `width` bytes at each start are undefined until they land."""
+        self._refuse_pending(starts, self.pending_writes, "pending-write", f"is written by {what} while a copy does")
+        self._refuse_pending(starts, self.pending_reads, "pending-read", f"is written by {what} while it is still read")
+        if any(((starts < at + 8) & (at < starts + width)).any() for at in self.barriers):
+            raise Fault("barrier", f"{what}, where an mbarrier lives")
+        self.copied.begin(starts // width, width, what)
+        self.views(width)[1][starts // width] = 0
+
+    def end_copy(self, starts: Lanes, values: Bytes) -> None:
+        """Its bytes `[lanes, width]` land."""
+        data, valid = self.views(values.shape[1])
+        rows = starts // values.shape[1]
+        data[rows], valid[rows] = values, 1
+        self.copied.end(rows, values.shape[1])
 
     def end_write(self, start: int, num_bytes: int) -> None:
         """The write has landed; the caller has stored the bytes."""
@@ -367,6 +388,7 @@ class SharedMemory:
         if np.count_nonzero(self.pending_writes[granules]):
             bad = int(granules[self.pending_writes[granules] != 0][0]) * GRANULE - SHARED_START
             raise Fault("pending-write", f"{what} reads shared offset {bad} while a copy still writes to it")
+        self.copied.refuse(granules, GRANULE, f"is read by {what}")
         if whole and np.count_nonzero(self._valid_words[granules] != _WRITTEN):
             self._refuse_unwritten(granules * GRANULE, GRANULE, what)
         # a granule is in the list once

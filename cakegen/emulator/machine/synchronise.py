@@ -20,6 +20,7 @@ from cakegen.emulator.machine.warp import Cta, Strand, Warp
 from cakegen.emulator.order.vector_clock import SCOPES
 from cakegen.emulator.text.ptx import Instruction, Operand, Vector
 from cakegen.emulator.units.barriers import CountedBarrier
+from cakegen.emulator.units.copy_async import run_copy_async
 from cakegen.emulator.units.launch_control import run_launch_control
 from cakegen.emulator.units.tcgen05.dispatch import run_tcgen05
 from cakegen.emulator.units.tma.asynchronous import run_copy, run_mbarrier, run_store_async
@@ -107,7 +108,9 @@ def decode_stop(instruction: Instruction) -> Stop:
     """Who executes an instruction, and what else it does."""
     root, parts = instruction.root, instruction.parts
     name = root
-    if root == "cp" and _BULK_GROUPS & set(parts):
+    if parts[:2] == ("cp", "async") and parts[2:3] != ("bulk",):
+        name = "cp.async"
+    elif root == "cp" and _BULK_GROUPS & set(parts):
         name = "cp.bulk_group"
     elif parts[:2] == ("st", "async"):
         name = "st.async"
@@ -335,6 +338,7 @@ HANDLERS: dict[str, Handler] = {
     "barrier": _cluster_barrier,
     "mbarrier": run_mbarrier,
     "cp": run_copy,
+    "cp.async": run_copy_async,
     "cp.bulk_group": run_bulk_group,
     "st.async": run_store_async,
     "atom": _atomic,

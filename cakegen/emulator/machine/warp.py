@@ -21,6 +21,7 @@ from cakegen.emulator.machine.ports import WarpHost
 from cakegen.emulator.order.vector_clock import Position, Released
 from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.units.barriers import BarrierOrder, CountedBarrier, MBarrier
+from cakegen.emulator.units.copy_groups import CopyQueue
 from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.tensor_memory import TensorMemory, TensorTraffic
 from cakegen.emulator.units.tma.bulk_groups import BulkQueue
@@ -70,6 +71,7 @@ class Warp:
         self.wgmma = WgmmaUnit(self, machine)
         self.tensor = TensorTraffic()
         self.bulk: dict[int, BulkQueue] = {}
+        self.copies = CopyQueue(cta)
         self.number = cta.index * MAX_WARPS + index
         self.queued = False
         self.remote_arrivals: list[RemoteArrival] = []

@@ -18,6 +18,7 @@ a `bar.warp.sync`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.order.shadow import IN_FLIGHT, WIDEST, Access, ReaderSets, Shadow
+from cakegen.emulator.order.shadow import IN_FLIGHT, UNWAITED, WIDEST, Access, ReaderSets, Shadow, distinct
 from cakegen.emulator.order.vector_clock import EXECUTED, VISIBLE, Position, SyncPoint, VectorClock
 from cakegen.emulator.text.ptx import Instruction
 
@@ -39,8 +40,6 @@ Cells = tuple[Shadow, Array, int]
 _UNITS_A_CTA = 24
 # A lane's code: its warp's slot, then so many bits for the lane.
 LANE_BITS = 6
-# From so many cells on, one or two numbers are looked for first.
-_MANY = 64
 
 
 class Accessor(Protocol):
@@ -222,6 +221,32 @@ class AccessOrder:
         self._require_reads(thread, number, reads[rows], cells)
         writes[rows] = number
         reads[rows] = 0
+        lanes = shadow.lanes(width)
+        if lanes is not None and not self._accesses[number].asynchronous:
+            lanes[0][rows] = thread.lane_codes(rows.size)
+
+    def begin_copy(self, thread: Accessor, what: str) -> int:
+        """The number of a copy of lanes, a row each, that is nobody's until `take_copy` or `track_copy`."""
+        return self._access(thread, what, UNWAITED, IN_FLIGHT)
+
+    def take_copy(self, thread: Accessor, number: int, mine: Array, shadow: Shadow, rows: Array, width: int) -> None:
+        """Lanes have waited for their part of a copy, the rows: it is as if they had stored them now."""
+        access = self._accesses[number]
+        if access.lanes is not None and (access.lanes & ~mine).any():
+            # the others' part stays in flight
+            access.lanes = access.lanes & ~mine
+            access = dataclasses.replace(access, lanes=mine)
+            self._accesses.append(access)
+            writes, _ = shadow.views(width)
+            writes[rows] = np.where(writes[rows] == number, len(self._accesses) - 1, writes[rows])
+        access.slot = thread.slot
+        thread.open.append(access)
+        thread.unfenced[shadow.space(thread.position)].append(access)
+
+    def track_copy(self, number: int, slot: int, time: int) -> None:
+        """An mbarrier tracks a copy: who knows a unit up to a time comes after it. It stays a generic write."""
+        access = self._accesses[number]
+        access.slot, access.time = slot, time
 
     # ---- inside ----
 
@@ -259,7 +284,7 @@ class AccessOrder:
         That holds for the write itself; what its thread did before it needs the fences of a release and an acquire.
         """
         access = self._accesses[number]
-        for each in _distinct(before) - thread.known:
+        for each in distinct(before) - thread.known:
             earlier = self._accesses[each]
             if access.tolerates(earlier):
                 earlier.observed = True
@@ -268,7 +293,7 @@ class AccessOrder:
     def _note_reading_lanes(self, thread: Accessor, codes: Array, before: Array, rows: Array) -> None:
         """Who reads now; several lanes where this thread has read the cell before and nothing covers that yet."""
         own = thread.lane_codes(rows.size)
-        for each in _distinct(before):
+        for each in distinct(before):
             if any(thread.is_apart(self._accesses[member]) for member in self._readers.members[each]):
                 own = np.where(codes[rows] == own, own, thread.several_lanes)
                 break
@@ -291,7 +316,7 @@ class AccessOrder:
 
     def _add_reader(self, thread: Accessor, number: int, reads: Array, rows: Array) -> None:
         before = reads[rows]
-        sets = _distinct(before)
+        sets = distinct(before)
         if len(sets) == 1:
             reads[rows] = self._readers.add(sets.pop(), number, thread.clock)
             return
@@ -307,7 +332,7 @@ class AccessOrder:
         """
         access = self._accesses[number]
         known = thread.known_to_proxy if access.by_proxy else thread.known
-        for each in _distinct(before) - known:
+        for each in distinct(before) - known:
             earlier = self._accesses[each]
             if thread.is_apart(earlier):
                 if self._crosses_lanes(thread, access, earlier, before == each, cells, 0):
@@ -325,7 +350,7 @@ class AccessOrder:
     def _require_reads(self, thread: Accessor, number: int, before: Array, cells: Cells) -> None:
         """Every read since the last write has been performed."""
         access = self._accesses[number]
-        for each in _distinct(before) - thread.known_readers:
+        for each in distinct(before) - thread.known_readers:
             late = [
                 earlier
                 for earlier in (self._accesses[member] for member in self._readers.members[each])
@@ -342,7 +367,7 @@ class AccessOrder:
 
     def _race(self, thread: Accessor, access: Access, earlier: Access, place: str) -> Fault:
         why = "nothing orders the two"
-        if earlier.asynchronous and earlier.time == IN_FLIGHT:
+        if (earlier.asynchronous or earlier.slot == UNWAITED) and earlier.time == IN_FLIGHT:
             why = "the other is still in flight"
         elif earlier.is_before(thread.clock, EXECUTED):
             why = "what was released between them is relaxed, or its scope does not hold both threads"
@@ -364,20 +389,6 @@ class AccessOrder:
             f"before it, but the writing thread executed no fence.proxy.async.{space} between its write and its "
             f"release:\n  {earlier.what} by {earlier.where}",
         )
-
-
-def _distinct(numbers: Array) -> set[int]:
-    if numbers.size > _MANY:
-        first = numbers.item(0)
-        differ = numbers != first
-        if not np.count_nonzero(differ):
-            return {first}
-        others = numbers[differ]
-        second = others.item(0)
-        if (others == second).all():
-            return {first, second}
-        return set(np.unique(others).tolist()) | {first}
-    return set(numbers.ravel().tolist())
 
 
 def _first(before: Array, number: int, cells: Cells) -> str:

@@ -20,8 +20,12 @@ Ids = NDArray[np.int32]
 Indices = NDArray[np.int64]
 
 WIDEST = 16
+# From so many cells on, one or two numbers are looked for first.
+_MANY = 64
 # Later than any time that a thread can know: an operation that is still in flight.
 IN_FLIGHT = (1 << 31) - 1
+# The slot of a `cp.async` that nobody waits for yet.
+UNWAITED = -1
 # What a proxy fence may cover, as its thread sees it: global memory, its CTA's shared memory, that of other CTAs.
 GLOBAL_SPACE, OWN_SHARED, PEER_SHARED = range(3)
 
@@ -177,3 +181,18 @@ class Shadow:
         self.cell = width
         self._views.clear()
         self._lane_views.clear()
+
+
+def distinct(numbers: Ids) -> set[int]:
+    """The numbers that occur."""
+    if numbers.size > _MANY:
+        first = numbers.item(0)
+        differ = numbers != first
+        if not np.count_nonzero(differ):
+            return {first}
+        others = numbers[differ]
+        second = others.item(0)
+        if (others == second).all():
+            return {first, second}
+        return set(np.unique(others).tolist()) | {first}
+    return set(numbers.ravel().tolist())

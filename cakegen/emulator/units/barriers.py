@@ -85,6 +85,12 @@ class MBarrier:
         self.pending -= count
         return self._advance()
 
+    def expect_arrivals(self, count: int) -> None:
+        """This phase needs so many arrivals more (`cp.async.mbarrier.arrive` without `.noinc`)."""
+        self.pending += count
+        if self.pending > MAX_COUNT:
+            raise Fault("barrier", f"{self}: {self.pending} pending arrivals; at most {MAX_COUNT} are legal")
+
     def has_completed(self, parity: int) -> bool:
         """What a wait for a parity sees: whether the phase of that parity is not the current one."""
         return self.phase & 1 != parity
