@@ -31,7 +31,7 @@ def environment() -> dict[str, Any]:
     names = (
         "branch divergent_branch pack unpack load_shared load_cluster load_global load_constant load_generic "
         "store_shared store_cluster store_global store_generic shuffle_lanes vote_ballot vote_any vote_all elect_lane "
-        "sync_lanes store_matrices part_of_warp"
+        "sync_lanes part_of_warp"
     )
     table = {name: globals()[name] for name in names.split()}
     return table | {"is_canceled": is_canceled, "first_ctaid": first_ctaid}
@@ -274,19 +274,3 @@ def elect_lane(w: Warp, members: Lanes, mask: Mask) -> Any:
 def part_of_warp(what: str) -> None:
     """An instruction that wants all 32 lanes, reached by fewer."""
     raise Fault("divergence", f"{what} by a part of the warp")
-
-
-def store_matrices(w: Warp, addresses: Lanes, registers: list[Lanes], transposed: bool, mask: Mask, index: int) -> None:
-    """`stmatrix`: lane l gives the address of row l % 8 of matrix l / 8 (PTX ISA 9.7.14.5.16)."""
-    if mask is not None:
-        raise Fault("divergence", "stmatrix.aligned by a part of the warp")
-    # lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4
-    matrices = np.stack(registers).view(np.uint16).reshape(len(registers), 8, 8)
-    if transposed:
-        matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
-    rows = matrices.reshape(-1, 8).view(np.uint8)
-    _own_window(w, addresses[: 8 * len(registers)])
-    thread = w.at(index, mask)
-    w.cta.shared.store(
-        addresses[: 8 * len(registers)], rows, None if thread is None else thread.at(index, mask, collective=True)
-    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,8 @@ from cakegen.emulator.text.ptx import (
 from cakegen.emulator.text.reach import EXIT, followers, require_an_end
 from cakegen.emulator.text.stops import is_stop, needs_convergence
 from cakegen.emulator.units.launch_control import query_text
+from cakegen.emulator.units.warp_matrix.mma import decode_mma
+from cakegen.emulator.units.warp_matrix.moves import decode_load, decode_move, decode_store
 from cakegen.emulator.units.wgmma.form import decode_wgmma
 from cakegen.errors import EmulationError, PtxError
 
@@ -50,6 +53,17 @@ _LD_MODIFIERS |= {"ca", "cg", "cs", "L1::evict_first", "L1::evict_last"}
 _ST_MODIFIERS = {"volatile", "weak", "L1::no_allocate", "L1::evict_first", "wb", "cg", "cs"}
 _VECTORS = {"v2", "v4", "v8"}
 _SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}
+
+
+# What is decoded once, to be called with a warp and its active lanes; an instruction may need its own index.
+_DECODED: dict[str, Callable[[Instruction, int], Callable[..., None]]] = {
+    "fence": lambda instruction, _: decode_fence(instruction),
+    "membar": lambda instruction, _: decode_fence(instruction),
+    "ldmatrix": decode_load,
+    "stmatrix": decode_store,
+    "movmatrix": decode_move,
+    "mma": decode_mma,
+}
 
 
 @dataclass(eq=False)
@@ -203,8 +217,8 @@ class _BlockWriter:
     def _plain(self, index: int, instruction: Instruction) -> None:
         root = instruction.root
         mask = self._mask(instruction)
-        if root in ("fence", "membar"):
-            self._program.scope["I"][index] = decode_fence(instruction)
+        if root in _DECODED:
+            self._program.scope["I"][index] = _DECODED[root](instruction, index)
             self._line(index, f"I[{index}](w, {mask})")
         elif root in _NO_EFFECT:
             self._line(index, "pass")
@@ -224,7 +238,7 @@ class _BlockWriter:
         elif root in ("ld", "st"):
             access = self._load if root == "ld" else self._store
             self._line(index, access(index, instruction, mask))
-        elif root in ("shfl", "vote", "elect", "stmatrix", "wgmma"):
+        elif root in ("shfl", "vote", "elect", "wgmma"):
             self._line(index, getattr(self, f"_{root}")(index, instruction, mask))
         else:
             raise self._writer.refuse(instruction)
@@ -357,17 +371,6 @@ class _BlockWriter:
         text = f"elect_lane(w, {self._writer.read(members, 'u4')}, {mask})"
         second = self._assign(target.second, "t[1]", "?", mask)
         return f"{self._assign_all((target.first,), text, 'u4', mask)}; {second}"
-
-    def _stmatrix(self, index: int, instruction: Instruction, mask: str) -> str:
-        parts = set(instruction.parts[1:])
-        count = next((count for count in (1, 2, 4) if f"x{count}" in parts), 0)
-        space = {"shared", "shared::cta"} & parts
-        expected = {"sync", "aligned", "m8n8", f"x{count}", "b16"} | space
-        address, source = instruction.operands
-        if parts - {"trans"} != expected or not isinstance(address, Address) or not isinstance(source, Vector):
-            raise self._writer.refuse(instruction)
-        values = ", ".join(self._writer.read(item, "u4") for item in source.items)
-        return f"store_matrices(w, {self.address(address, 'u4')}, [{values}], {'trans' in parts}, {mask}, {index})"
 
     def _wgmma(self, index: int, instruction: Instruction, mask: str) -> str:
         what = instruction.parts[1]

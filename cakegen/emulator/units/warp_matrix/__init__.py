@@ -1,0 +1,1 @@
+"""Matrices that a warp holds in its registers: `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync`."""
