@@ -10,6 +10,7 @@ import pytest
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.adversary import Adversary
 from cakegen.emulator.machine.machine import Machine
+from cakegen.emulator.trace.recorder import Trace
 
 pytestmark = pytest.mark.emulator
 
@@ -228,3 +229,13 @@ def test_copied_bytes_are_generic_writes(launch: Launch, array: Make, adversary:
         return
     with pytest.raises(Fault, match=r"proxy: .*cp.async"):
         launch(copies(body), out, given, smem=1024, adversary=adversary)
+
+
+def test_trace_can_show_copies(
+    launch: Launch, array: Make, monkeypatch: pytest.MonkeyPatch, adversary: Adversary
+) -> None:
+    trace = Trace()
+    monkeypatch.setitem(launch.__globals__, "Machine", trace.machine)
+    out, given = array(np.zeros(128), np.uint32), array(np.arange(128), np.uint32)
+    launch(copies("COPY(cg, to, from, 16); WAIT_ALL; keep(out, to, t);"), out, given, smem=1024, adversary=adversary)
+    assert [span.kind for span in trace.launches[0].spans].count("run")

@@ -31,7 +31,7 @@ def environment() -> dict[str, Any]:
     names = (
         "branch divergent_branch pack unpack load_shared load_cluster load_global load_constant load_generic "
         "store_shared store_cluster store_global store_generic shuffle_lanes vote_ballot vote_any vote_all elect_lane "
-        "sync_lanes part_of_warp"
+        "sync_lanes part_of_warp by_all"
     )
     table = {name: globals()[name] for name in names.split()}
     return table | {"is_canceled": is_canceled, "first_ctaid": first_ctaid}
@@ -274,3 +274,11 @@ def elect_lane(w: Warp, members: Lanes, mask: Mask) -> Any:
 def part_of_warp(what: str) -> None:
     """An instruction that wants all 32 lanes, reached by fewer."""
     raise Fault("divergence", f"{what} by a part of the warp")
+
+
+def by_all(mask: Lanes, what: str) -> bool:
+    """Whether all lanes execute an instruction that wants the whole warp; none may do so without the others."""
+    text = mask.tobytes()
+    if text not in (ALL, NONE):
+        raise Fault("divergence", f"{what} by a part of the warp: its predicate differs between lanes")
+    return text == ALL

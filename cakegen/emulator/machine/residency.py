@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine import reports, synchronise
+from cakegen.emulator.machine import reports
 from cakegen.emulator.machine.adversary import Adversary
+from cakegen.emulator.machine.cta_barriers import pass_barrier
 from cakegen.emulator.machine.memory import MOST_CTAS, SharedMemory
 from cakegen.emulator.machine.ports import Triple, WarpHost
 from cakegen.emulator.machine.warp import Cluster, Cta, Strand, Warp
@@ -223,7 +224,7 @@ class Residency:
     def _recount(self, barrier: CountedBarrier, live: list[Warp]) -> None:
         """A barrier of all threads waits for those that have not exited."""
         if barrier.complete_if_all(live):
-            synchronise.pass_barrier(self.machine, barrier)
+            pass_barrier(self.machine, barrier)
 
 
 def _admit_threads(clocks: AccessOrder, cluster: Cluster) -> None:

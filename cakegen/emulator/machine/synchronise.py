@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.cta_barriers import run_barrier
 from cakegen.emulator.machine.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
-from cakegen.emulator.machine.ports import HasMemory, Wakes
-from cakegen.emulator.machine.warp import Cta, Strand, Warp
+from cakegen.emulator.machine.ports import HasMemory
+from cakegen.emulator.machine.warp import Cta, Strand
 from cakegen.emulator.order.vector_clock import SCOPES
-from cakegen.emulator.text.ptx import Instruction, Operand, Vector
-from cakegen.emulator.units.barriers import CountedBarrier
+from cakegen.emulator.text.ptx import Instruction, Vector
 from cakegen.emulator.units.copy_async import run_copy_async
 from cakegen.emulator.units.launch_control import run_launch_control
 from cakegen.emulator.units.tcgen05.dispatch import run_tcgen05
@@ -148,86 +148,6 @@ def _trap(machine: HasTime, strand: Strand, instruction: Instruction, active: Ar
     raise Fault("trap", f"the program gave up after {machine.time_ns} ns of modelled time")
 
 
-def _named_barrier(machine: Wakes, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    what = instruction.parts[1]
-    if what not in ("sync", "arrive") or instruction.guard is not None:
-        raise refused(instruction)
-    cta = strand.warp.cta
-    number = _same_of(strand, instruction.operands[0], "the number of a barrier")
-    total = 0
-    if len(instruction.operands) > 1:
-        total = _same_of(strand, instruction.operands[1], "the threads of a barrier")
-        if total == 0 or total % 32:
-            raise Fault("barrier", f"bar {number} for {total} threads; a multiple of 32 is needed")
-    if number > 15:
-        raise Fault("barrier", f"bar {number}; a CTA has barriers 0 to 15")
-    barrier = cta.named.setdefault(number, CountedBarrier(f"bar {number}"))
-    _gather(barrier, strand.warp)
-    complete = barrier.arrive(strand.warp, 32, total) or barrier.complete_if_all(cta.live_warps())
-    if complete:
-        if what == "sync":
-            _join(strand.warp, barrier)
-        pass_barrier(machine, barrier)
-    elif what == "sync":
-        park(strand, barrier.waiters, barrier)
-
-
-def _same_of(strand: Strand, operand: Operand, what: str) -> int:
-    """What all lanes of a strand must agree on."""
-    lanes = read_lanes(strand, operand, "u4")[strand.mask]
-    if (lanes != lanes[0]).any():
-        raise Fault("divergence", f"the lanes of a warp disagree on {what}: {lanes.tolist()}")
-    return int(lanes[0])
-
-
-def _gather(barrier: CountedBarrier, warp: Warp) -> None:
-    """What the arriving warp knows goes into the barrier."""
-    if warp.thread is not None:
-        barrier.gathered = warp.thread.leave(barrier.gathered)
-
-
-def _join(warp: Warp, barrier: CountedBarrier) -> None:
-    """What all that arrived knew is known to a warp that passes."""
-    if warp.thread is not None and barrier.passed is not None:
-        warp.thread.join(barrier.passed)
-
-
-def pass_barrier(machine: Wakes, barrier: CountedBarrier) -> None:
-    """A barrier is complete: who is parked at it goes on."""
-    for strand in barrier.waiters:
-        _join(strand.warp, barrier)
-    machine.wake(barrier.waiters)
-
-
-def _cluster_barrier(machine: Wakes, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    parts = instruction.parts
-    if parts[1] != "cluster" or parts[2] not in ("arrive", "wait") or instruction.guard is not None:
-        raise refused(instruction)
-    warp = strand.warp
-    cluster = warp.cta.cluster
-    barrier = cluster.barrier
-    if instruction.parts[2] == "arrive":
-        if warp.cluster_ticket >= 0:
-            raise Fault("barrier", "barrier.cluster.arrive twice without a wait between")
-        warp.cluster_ticket = barrier.generation
-        if "relaxed" not in instruction.parts:
-            _gather(barrier, warp)
-        elif warp.thread is not None:
-            barrier.gathered = warp.thread.leave_initialised(barrier.gathered)
-        barrier.arrive(warp, 32, 0)
-        if barrier.complete_if_all(cluster.live_warps()):
-            machine.wake(barrier.waiters)
-        return
-    if warp.cluster_ticket < 0:
-        raise Fault("barrier", "barrier.cluster.wait without an arrive")
-    if barrier.generation == warp.cluster_ticket:
-        strand.pc -= 1
-        park(strand, barrier.waiters, barrier)
-    else:
-        warp.cluster_ticket = -1
-        _join(warp, barrier)
-
-
 def _grid_dependency(machine: GridHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     """PTX ISA 9.7.13.13. The trigger makes nothing visible; behind the wait, all of the launch before is."""
     what = instruction.parts[1]
@@ -334,8 +254,8 @@ def _named(machine: HasMemory, at: Array) -> str:
 
 
 HANDLERS: dict[str, Handler] = {
-    "bar": _named_barrier,
-    "barrier": _cluster_barrier,
+    "bar": run_barrier,
+    "barrier": run_barrier,
     "mbarrier": run_mbarrier,
     "cp": run_copy,
     "cp.async": run_copy_async,

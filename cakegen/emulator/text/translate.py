@@ -42,6 +42,7 @@ from cakegen.emulator.text.stops import is_stop, needs_convergence
 from cakegen.emulator.units.launch_control import query_text
 from cakegen.emulator.units.warp_matrix.mma import decode_mma
 from cakegen.emulator.units.warp_matrix.moves import decode_load, decode_move, decode_store
+from cakegen.emulator.units.wgmma.batch import IssueRun
 from cakegen.emulator.units.wgmma.form import decode_wgmma
 from cakegen.errors import EmulationError, PtxError
 
@@ -373,21 +374,23 @@ class _BlockWriter:
         return f"{self._assign_all((target.first,), text, 'u4', mask)}; {second}"
 
     def _wgmma(self, index: int, instruction: Instruction, mask: str) -> str:
-        what = instruction.parts[1]
-        if instruction.guard is not None:
-            raise self._writer.refuse(instruction)
+        """Of a whole warp, or under a guard that says the same in all lanes."""
+        what, opcode = instruction.parts[1], instruction.opcode
         if self._divergent:
-            return f"part_of_warp({instruction.opcode!r})"
+            return f"part_of_warp({opcode!r})"
+        given = "" if instruction.guard is None else f"by_all({mask}, {opcode!r}) and "
         if what == "fence":
-            return "w.wgmma.fence(R)"
+            return f"{given}w.wgmma.fence(R)"
         if what == "commit_group":
-            return "w.wgmma.commit()"
+            return f"{given}w.wgmma.commit()"
         if what == "wait_group":
             (pending,) = instruction.operands
-            return f"w.wgmma.wait({getattr(pending, 'value', 0)}, R)"
-        self._program.scope["I"][index] = decode_wgmma(instruction)
+            return f"{given}w.wgmma.wait({getattr(pending, 'value', 0)}, R)"
+        form = decode_wgmma(instruction)
+        # one under a guard is a run of its own (`issue_runs`)
+        self._program.scope["I"][index] = IssueRun(((form, index),)) if given else form
         self._flush = True
-        return f"w.wgmma.issue(I[{index}], R)"
+        return f"{given}w.wgmma.issue(I[{index}], R)"
 
 
 def _strong(instruction: Instruction) -> str:

@@ -195,7 +195,7 @@ class TracedMachine(Machine):
         self._note_changes(warp.cta.cluster.ctas, Cause(now, self._track(warp), f"warp {warp.index}"))
         if awaited is not None and strand.waits_for is None:
             self._wait_until(warp, *awaited)
-        if instruction.root == "bar" and instruction.parts[1] == "sync":
+        if instruction.root in ("bar", "barrier") and {"sync", "red"} & set(instruction.parts) and active.any():
             self._note_barrier(warp, strand, instruction)
 
     def _count_line(self, warp: Warp, instruction: Instruction) -> None:
@@ -254,7 +254,8 @@ class TracedMachine(Machine):
 
     def _note_barrier(self, warp: Warp, strand: Strand, instruction: Instruction) -> None:
         """`bar.sync`: the last one to come lets all go on."""
-        number = int(read_lanes(strand, instruction.operands[0], "u4")[strand.mask][0])
+        operand = instruction.operands[1 if "red" in instruction.parts else 0]
+        number = int(read_lanes(strand, operand, "u4")[strand.mask][0])
         barrier = warp.cta.named[number]
         members = self._arrived.setdefault(barrier, [])
         members.append(warp)

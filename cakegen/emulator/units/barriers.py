@@ -118,7 +118,13 @@ class MBarrier:
 
 @dataclass(eq=False)
 class CountedBarrier:
-    """A barrier of a CTA (`bar.sync`) or of a cluster: so many threads, then all go on."""
+    """A barrier of a CTA (`bar.sync`) or of a cluster: so many threads, then all go on.
+
+    Parameters
+    ----------
+    kind, votes
+        Which instructions meet, and of `bar.red` what they bring.
+    """
 
     name: str
     threads: int = 0
@@ -128,6 +134,8 @@ class CountedBarrier:
     waiters: list[Any] = field(default_factory=list)
     gathered: VectorClock | None = None
     passed: VectorClock | None = None
+    kind: str = ""
+    votes: list[Any] = field(default_factory=list)
 
     def arrive(self, who: Any, threads: int, total: int) -> bool:
         """`who` brings `threads` of `total` (0: of all that have not exited); whether a counted barrier is complete."""

@@ -45,8 +45,10 @@ def run_tcgen05(machine: TensorHost, strand: Strand, instruction: Instruction, a
     elif what == "fence::before_thread_sync":
         strand.warp.tensor.fenced = strand.warp.tensor.accesses
     elif what in _COLLECTIVE:
-        if instruction.guard is not None or not strand.whole or instruction.parts[-1] not in ("b32", "aligned"):
-            raise refused(instruction) if strand.whole else Fault("divergence", f"tcgen05.{what} by a part of the warp")
+        if not active.all():
+            raise Fault("divergence", f"tcgen05.{what} by a part of the warp")
+        if instruction.parts[-1] not in ("b32", "aligned"):
+            raise refused(instruction)
         _COLLECTIVE[what](machine, strand, instruction)
     else:
         raise refused(instruction)
