@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 from support.models import kimi_k3_model, tiny_model
@@ -14,7 +16,15 @@ from cakegen.runtime import control, device, driver, programs, streams, workspac
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def quick_collections() -> Iterator[None]:
+    """`gc.collect` looks at what the test makes, not at all that other tests of the process left behind."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, quick_collections: None) -> Machine:
     """A machine with fake H200s; nothing of it outlives the test."""
     fake = Machine(FakeDriver(), FakeCompiler())
     monkeypatch.setattr(driver, "bindings", lambda: fake.driver)
