@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cakegen.emulator.text.ptx import Immediate, Instruction, Kernel, Negated, Operand, Register, Special, Symbol
-from cakegen.errors import EmulationError
+from cakegen.emulator.text.ptx import (
+    Address,
+    Immediate,
+    Instruction,
+    Kernel,
+    Negated,
+    Operand,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+)
+from cakegen.errors import EmulationError, PtxError
 
 LANES = 32
 # PTX type -> numpy type, by which an operand is read
@@ -101,6 +112,34 @@ class FormWriter:
         if kind not in TYPES or not set(modifiers) <= allowed:
             raise self.refuse(instruction)
         return TYPES[kind]
+
+    def address(self, address: Address, kind: str) -> str:
+        """The expression of an address as a numpy type."""
+        text = self.read(address.base, kind)
+        return f"({text} + {self.number(address.offset, kind)})" if address.offset else text
+
+    def assign(self, target: Operand, text: str, kind: str, mask: str) -> str:
+        """A line that writes a register, where a mask says so; `None`: in all lanes."""
+        if isinstance(target, Sink):
+            return text
+        if not isinstance(target, Register):
+            raise PtxError(f"{target} can't be written")
+        bank = BANK_TYPES[target.bank]
+        if bank != kind:
+            same = TYPES_BYTES[bank] == TYPES_BYTES[kind] and "?" not in (bank, kind)
+            text = f"{text}.{'view' if same else 'astype'}('{bank}')"
+        name = f"R[{target.index}]"
+        return f"{name} = {text}" if mask == "None" else f"{name} = where({mask}, {text}, {name})"
+
+    def assign_all(self, targets: Sequence[Operand], text: str, kind: str, mask: str) -> str:
+        """`t = …; R[a] = t[0]; …` on one line."""
+        parts = [f"t = {text}"]
+        parts += [
+            self.assign(target, f"t[{number}]", kind, mask)
+            for number, target in enumerate(targets)
+            if not isinstance(target, Sink)
+        ]
+        return "; ".join(parts)
 
     def sources(self, instruction: Instruction, kind: str) -> list[str]:
         """All operands but the first, as one type."""
