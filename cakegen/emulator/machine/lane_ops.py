@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, SharedMemory
-from cakegen.emulator.machine.warp import Warp
+from cakegen.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW
+from cakegen.emulator.machine.warp import Cta, Warp
 from cakegen.emulator.units.launch_control import first_ctaid, is_canceled
 
 Lanes = NDArray[Any]
@@ -81,21 +81,23 @@ def load_shared(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, i
     width = int(kind[1]) * length
     thread = w.at(index, mask, strong)
     if mask is None:
-        _own_window(w, addresses)
+        own_window(w, addresses)
         return _items(w.cta.shared.load(addresses, width, thread), kind)
     active = np.flatnonzero(mask)
     if not active.size:
         return np.zeros((length, 32), kind)
-    _own_window(w, addresses[active])
+    own_window(w, addresses[active])
     return _items(_spread(w.cta.shared.load(addresses[active], width, thread), active, width), kind)
 
 
-def _own_window(w: Warp, addresses: Lanes) -> None:
+def own_window(w: Warp, addresses: Lanes) -> None:
+    """Refuse `shared::cta` addresses of another CTA."""
     if np.count_nonzero(addresses >> np.uint32(RANK_SHIFT) != w.cta.shared.rank):
         raise Fault("out-of-bounds", "a shared::cta access with the address of another CTA of the cluster")
 
 
-def _peer(w: Warp, addresses: Lanes) -> SharedMemory:
+def peer_of(w: Warp, addresses: Lanes) -> Cta:
+    """The CTA of the cluster whose shared memory some addresses name."""
     ranks = addresses >> np.uint32(RANK_SHIFT)
     if (ranks != ranks[0]).any():
         raise Fault("out-of-bounds", "lanes of one shared::cluster access name different CTAs (not modelled)")
@@ -105,7 +107,7 @@ def _peer(w: Warp, addresses: Lanes) -> SharedMemory:
             "race",
             f"an access to shared memory of cluster rank {rank}, and no barrier.cluster has shown that it has started",
         )
-    return w.cta.peer(rank).shared
+    return w.cta.peer(rank)
 
 
 def load_cluster(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
@@ -114,7 +116,7 @@ def load_cluster(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, 
     if not active.size:
         return np.zeros((length, 32), kind)
     width = int(kind[1]) * length
-    rows = _peer(w, addresses[active]).load(addresses[active], width, w.at(index, mask, strong))
+    rows = peer_of(w, addresses[active]).shared.load(addresses[active], width, w.at(index, mask, strong))
     return _items(_spread(rows, active, width), kind)
 
 
@@ -138,7 +140,8 @@ def load_constant(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask,
     return load_global(w, addresses, kind, length, mask, index, strong)
 
 
-def _in_shared_window(addresses: Lanes, mask: Mask) -> bool:
+def in_shared_window(addresses: Lanes, mask: Mask) -> bool:
+    """Whether generic addresses are of shared memory."""
     active = addresses if mask is None else addresses[mask]
     inside = (active >= np.uint64(SHARED_WINDOW)) & (active < np.uint64(2 * SHARED_WINDOW))
     if inside.any() and not inside.all():
@@ -146,21 +149,22 @@ def _in_shared_window(addresses: Lanes, mask: Mask) -> bool:
     return bool(inside.any())
 
 
-def _narrow(addresses: Lanes) -> Lanes:
+def within_window(addresses: Lanes) -> Lanes:
+    """Generic addresses of shared memory as those of its window."""
     return (addresses - np.uint64(SHARED_WINDOW)).astype(np.uint32)
 
 
 def load_generic(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
     """`ld` without a state space."""
-    if _in_shared_window(addresses, mask):
-        return load_cluster(w, _narrow(addresses), kind, length, mask, index, strong)
+    if in_shared_window(addresses, mask):
+        return load_cluster(w, within_window(addresses), kind, length, mask, index, strong)
     return load_global(w, addresses, kind, length, mask, index, strong)
 
 
 def store_generic(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, index: int, strong: int = -1) -> None:
     """`st` without a state space."""
-    if _in_shared_window(addresses, mask):
-        store_cluster(w, _narrow(addresses), values, mask, index, strong)
+    if in_shared_window(addresses, mask):
+        store_cluster(w, within_window(addresses), values, mask, index, strong)
     else:
         store_global(w, addresses, values, mask, index, strong)
 
@@ -172,7 +176,7 @@ def store_shared(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, ind
         addresses, rows = addresses[mask], rows[mask]
         if not addresses.size:
             return
-    _own_window(w, addresses)
+    own_window(w, addresses)
     w.cta.shared.store(addresses, rows, w.at(index, mask, strong))
 
 
@@ -182,7 +186,7 @@ def store_cluster(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, in
     if mask is not None:
         addresses, rows = addresses[mask], rows[mask]
     if addresses.size:
-        _peer(w, addresses).store(addresses, rows, w.at(index, mask, strong))
+        peer_of(w, addresses).shared.store(addresses, rows, w.at(index, mask, strong))
 
 
 def store_global(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, index: int, strong: int = -1) -> None:
@@ -212,7 +216,7 @@ def store_matrices(w: Warp, addresses: Lanes, registers: list[Lanes], transposed
     if transposed:
         matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
     rows = matrices.reshape(-1, 8).view(np.uint8)
-    _own_window(w, addresses[: 8 * len(registers)])
+    own_window(w, addresses[: 8 * len(registers)])
     thread = w.at(index, mask)
     w.cta.shared.store(
         addresses[: 8 * len(registers)], rows, None if thread is None else thread.at(index, mask, collective=True)

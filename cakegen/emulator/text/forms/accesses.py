@@ -9,19 +9,20 @@ from cakegen.emulator.text.forms.writer import TYPES, FormWriter
 from cakegen.emulator.text.ptx import Address, Instruction, Operand, Symbol, Vector
 
 # What caches are told: hints (PTX ISA 9.7.9.1, 9.7.9.2).
-_HINTS = {f"{level}::{what}" for level in ("L1", "L2") for what in ("evict_normal", "evict_first", "evict_last")}
-_HINTS |= {"L1::evict_unchanged", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::cache_hint"}
-_LD_MODIFIERS = _HINTS | {"nc", "volatile", "weak", "ca", "cg", "cs", "lu", "cv"}
-_ST_MODIFIERS = _HINTS | {"volatile", "weak", "wb", "cg", "cs", "wt"}
+HINTS = {f"{level}::{what}" for level in ("L1", "L2") for what in ("evict_normal", "evict_first", "evict_last")}
+HINTS |= {"L1::evict_unchanged", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::cache_hint"}
+_LD_MODIFIERS = HINTS | {"nc", "volatile", "weak", "ca", "cg", "cs", "lu", "cv"}
+_ST_MODIFIERS = HINTS | {"volatile", "weak", "wb", "cg", "cs", "wt"}
 _VECTORS = {"v2", "v4", "v8"}
 _SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}
 
 
 def _operands(writer: FormWriter, instruction: Instruction) -> tuple[Operand, Operand]:
     """The two operands of an access; a third is the policy of `.L2::cache_hint`."""
-    if len(instruction.operands) != 2 + ("L2::cache_hint" in instruction.parts):
+    first, second, *policy = instruction.operands
+    if len(policy) != ("L2::cache_hint" in instruction.parts):
         raise writer.refuse(instruction)
-    return instruction.operands[0], instruction.operands[1]
+    return first, second
 
 
 def _access(

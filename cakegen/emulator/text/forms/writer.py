@@ -45,8 +45,8 @@ BANK_TYPES = {"pred": "?", "b8": "u1", "b16": "u2", "b32": "u4", "f32": "f4", "b
 TYPES_BYTES = {"?": 1, "c16": 16} | {f"{letter}{size}": size for letter in "iuf" for size in (1, 2, 4, 8)}
 # Roundings other than to nearest even
 DIRECTED = frozenset({"rz", "rm", "rp"})
-# Special registers of 64 bits, or whose value is another at every read -> the method of a warp
-_READ_ANEW = {"globaltimer": "clock", "clock64": "clock", "clock": "clock", "globaltimer_lo": "clock"}
+# Special registers whose value is another at every read -> the bit of the time that is their lowest
+_CLOCKS = {"globaltimer": 0, "globaltimer_lo": 0, "globaltimer_hi": 32, "clock64": 0, "clock": 0, "clock_hi": 32}
 
 Value = tuple[str, str]
 
@@ -80,8 +80,10 @@ class FormWriter:
         if isinstance(operand, Immediate):
             return self.constant(operand.value, operand.float_bytes, kind)
         if isinstance(operand, Special):
-            if operand.name in _READ_ANEW:
-                return f"w.{_READ_ANEW[operand.name]}().astype('{kind}')"
+            if operand.name in _CLOCKS:
+                shift = _CLOCKS[operand.name]
+                clock = f"(w.clock() >> {self.number(shift, 'u8')})" if shift else "w.clock()"
+                return f"{clock}.astype('{kind}')"
             return f"w.special({operand.name!r})" + ("" if kind == "u4" else f".astype('{kind}')")
         if isinstance(operand, Symbol):
             parameter = self.kernel.parameter(operand.name)
