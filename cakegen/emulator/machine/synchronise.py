@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.cta_barriers import run_barrier
 from cakegen.emulator.machine.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
-from cakegen.emulator.machine.ports import HasMemory
+from cakegen.emulator.machine.strong_access import WordHost, run_strong_access, strong_scope
 from cakegen.emulator.machine.warp import Cta, Strand
-from cakegen.emulator.order.vector_clock import SCOPES
-from cakegen.emulator.text.ptx import Instruction, Vector
+from cakegen.emulator.text.ptx import Instruction
 from cakegen.emulator.units.copy_async import run_copy_async
 from cakegen.emulator.units.launch_control import run_launch_control
 from cakegen.emulator.units.tcgen05.dispatch import run_tcgen05
@@ -60,17 +59,6 @@ class GridHost(Protocol):
     @property
     def residency(self) -> Triggers:
         """Who has triggered."""
-
-
-class WordHost(HasMemory, Protocol):
-    """What strong accesses ask of their launch."""
-
-    @property
-    def watched(self) -> dict[int, list[Any]]:
-        """Address of a word -> strands that poll it."""
-
-    def touch(self, addresses: Array) -> None:
-        """Global words were written."""
 
 
 class HasTime(Protocol):
@@ -171,11 +159,6 @@ def _combine(operation: str, old: int, b: int, c: int) -> int:
     return (table | {"and": old & b, "or": old | b, "xor": old ^ b})[operation]
 
 
-def _strong_scope(parts: tuple[str, ...]) -> int:
-    """The scope of a strong access; of an atomic without one, the GPU."""
-    return next((SCOPES[part] for part in parts if part in SCOPES), SCOPES["gpu"])
-
-
 def _atomic(machine: WordHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
     operation = next((part for part in instruction.parts if part in _ATOMS), None)
     kind = instruction.parts[-1]
@@ -191,7 +174,7 @@ def _atomic(machine: WordHost, strand: Strand, instruction: Instruction, active:
     acquires, releases = bool({"acquire", "acq_rel"} & set(parts)), bool({"release", "acq_rel"} & set(parts))
     # the read of a `red` acquires nothing (PTX ISA 8.8)
     reader = thread if instruction.root == "atom" else None
-    place = (strand.pc - 1, active, _strong_scope(parts))
+    place = (strand.pc - 1, active, strong_scope(parts))
     for lane in np.flatnonzero(active):
         at = address[lane : lane + 1]
         before = int(
@@ -208,51 +191,6 @@ def _atomic(machine: WordHost, strand: Strand, instruction: Instruction, active:
         write_lanes(strand, instruction.operands[0], active, old)
 
 
-def _strong_access(machine: WordHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    """`ld.acquire`, `ld.relaxed`, `st.release`, `st.relaxed`: loads of one word, stores of a vector, too.
-
-    A load that finds again what the same lanes found at the same instruction is a poll: it parks until the word is
-    written. A vector is aligned to its size (PTX ISA 6.4.1.3), and stored as its elements would be (9.7.9.12).
-    """
-    kind = instruction.parts[-1]
-    if "global" not in instruction.parts or kind not in ("u32", "b32", "u64", "b64"):
-        raise refused(instruction)
-    width = int(kind[1:]) // 8
-    thread = strand.warp.thread
-    place = (strand.pc - 1, active, _strong_scope(instruction.parts))
-    if instruction.root == "st":
-        address, value = instruction.operands
-        at = read_address(strand, address, "u8")[active]
-        words = value.items if isinstance(value, Vector) else (value,)
-        values = np.stack([read_lanes(strand, word, f"u{width}")[active] for word in words], axis=1)
-        rows = values.view(np.uint8).reshape(-1, len(words) * width)
-        thread = thread and thread.at(*place, orders="release" in instruction.parts)
-        machine.memory.store(at, rows, strand.warp.cta.index, thread)
-        machine.touch((at[:, None] + np.arange(0, rows.shape[1], width, dtype=np.uint64)).ravel())
-        return
-    target, address = instruction.operands
-    at = read_address(strand, address, "u8")[active]
-    thread = thread and thread.at(*place, orders="acquire" in instruction.parts)
-    rows = machine.memory.load(at, width, thread)
-    poll = (strand.pc, int(at[0]), rows.tobytes())
-    word = int(at[0]) & ~7
-    if poll == strand.last_poll and (at == at[0]).all():
-        strand.pc -= 1
-        found = int.from_bytes(rows[0].tobytes(), "little")
-        park(strand, machine.watched.setdefault(word, []), f"a change of {_named(machine, at)} from {found}")
-        strand.last_poll = None
-        return
-    strand.last_poll = poll
-    values = np.zeros(32, f"u{width}")
-    values[active] = rows.view(f"u{width}")[:, 0]
-    write_lanes(strand, target, active, values)
-
-
-def _named(machine: HasMemory, at: Array) -> str:
-    buffer, offsets = machine.memory.find(at[:1], 4, "poll")
-    return f"{buffer.name} + {int(offsets[0])}"
-
-
 HANDLERS: dict[str, Handler] = {
     "bar": run_barrier,
     "barrier": run_barrier,
@@ -263,8 +201,8 @@ HANDLERS: dict[str, Handler] = {
     "st.async": run_store_async,
     "atom": _atomic,
     "red": _atomic,
-    "ld": _strong_access,
-    "st": _strong_access,
+    "ld": run_strong_access,
+    "st": run_strong_access,
     "clusterlaunchcontrol": run_launch_control,
     "tcgen05": run_tcgen05,
     "griddepcontrol": _grid_dependency,
