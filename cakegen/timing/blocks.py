@@ -120,9 +120,7 @@ def cost_of(block: Block, instructions: Sequence[Instruction], figures: DeviceFi
     miss = _walk(block, instructions, _Clock(figures, figures.load_latency.value * clock))
     behind = hit.now - hit.wait_at if hit.wait_at >= 0 else hit.now
     open_loads = {index: OpenLoad(miss.ready[index], is_global) for index, is_global in miss.loads.items()}
-    return BlockCost(
-        hit.issues, hit.now, miss.now, behind, hit.wait_at >= 0, hit.uses, open_loads, hit.gpu_fences
-    )
+    return BlockCost(hit.issues, hit.now, miss.now, behind, hit.wait_at >= 0, hit.uses, open_loads, hit.gpu_fences)
 
 
 def _walk(block: Block, instructions: Sequence[Instruction], clock: _Clock) -> _Clock:

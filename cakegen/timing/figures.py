@@ -38,9 +38,7 @@ class Figure:
 
     def scaled(self, factor: float) -> Figure:
         """The same figure with other numbers."""
-        return Figure(
-            self.value * factor, self.unit, self.grade, self.source, self.low * factor, self.high * factor
-        )
+        return Figure(self.value * factor, self.unit, self.grade, self.source, self.low * factor, self.high * factor)
 
 
 @dataclass(frozen=True)

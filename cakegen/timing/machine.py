@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +59,8 @@ class LaunchTime:
         Part -> ns in which it worked; of parts that every SM has, of the busiest.
     waits
         (warp's index in its CTA, what it waited for) -> ns, of all CTAs together.
-    warps
-        Warps of each index in a CTA.
+    read_bytes, memory_bytes
+        Of global memory, that the SMs asked for, and that HBM served.
     """
 
     end: float = 0.0
@@ -390,11 +390,3 @@ def _nothing() -> Array:
 
 def _ignore(shared: Array, data: Array) -> None:
     """A copy that brings nothing."""
-
-
-def no_products(a: Array, b: Array, sums: Array) -> Array:
-    """A tensor core that adds nothing."""
-    return sums
-
-
-MachineOf = Callable[..., TimedMachine]
