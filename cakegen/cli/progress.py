@@ -13,17 +13,17 @@ _LINES = 20
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Any]:
-    """A function to call with the name of each finished program of `total`."""
+def progress(total: int, doing: str = "compile", done: str = "compiled", things: str = "programs") -> Iterator[Any]:
+    """A function to call with the name of each finished one of `total` things."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _lines(total)
+        yield _lines(total, done, things)
         return
     columns = (
-        TextColumn("compile"),
+        TextColumn(doing),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -34,7 +34,7 @@ def progress(total: int) -> Iterator[Any]:
         yield lambda name: bar.update(task, advance=1, description=name)
 
 
-def _lines(total: int) -> Any:
+def _lines(total: int, verb: str, things: str) -> Any:
     step = max(1, -(-total // _LINES))
     done = 0
 
@@ -42,6 +42,6 @@ def _lines(total: int) -> Any:
         nonlocal done
         done += 1
         if done % step == 0 or done == total:
-            click.echo(f"compiled {done} of {total} programs", err=True)
+            click.echo(f"{verb} {done} of {total} {things}", err=True)
 
     return advance
