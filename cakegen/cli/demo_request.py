@@ -221,8 +221,8 @@ def total_words(compared: Sequence[Comparison]) -> str:
     """How many values were compared, and the largest of their errors."""
     return (
         f"{sum(each.values for each in compared):,} values agree with fp64, "
-        f"error up to {max(each.error for each in compared if each.tolerance):.1e}, "
-        f"up to {max(each.share for each in compared):.0%} of its tolerance"
+        f"error up to {max(each.error for each in compared if each.tolerance):.1e} "
+        f"and up to {max(each.share for each in compared):.0%} of the tolerance"
     )
 
 
