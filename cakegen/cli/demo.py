@@ -19,7 +19,7 @@ from cakegen.cli.transcript import Transcript
 if TYPE_CHECKING:
     from cakegen.cli.compile import Job
     from cakegen.cli.demo_request import Place
-    from cakegen.compile import Outcome
+    from cakegen.compile import CompileRequest, Outcome
     from cakegen.emulator.launches.cases import Comparison
     from cakegen.model import Model
     from cakegen.registry import Registry
@@ -130,7 +130,7 @@ class Demo:
     tables
         Folder of the tables; it is there.
     compiled
-        Export -> program and architecture -> what was compiled of it, and how it ended.
+        Export -> request -> what was compiled, and how it ended.
     compared
         Every output that agreed with fp64.
     passed, failed
@@ -141,7 +141,7 @@ class Demo:
     tp: int
     jobs: int | None
     tables: Path
-    compiled: dict[str, dict[tuple[str, str], tuple[Job, Outcome]]] = field(default_factory=dict)
+    compiled: dict[str, dict[CompileRequest, tuple[Job, Outcome]]] = field(default_factory=dict)
     compared: list[Comparison] = field(default_factory=list)
     passed: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class Demo:
         self.shown.step("compile", closing)
         known = self.compiled.setdefault(registry.export, {})
         for job, outcome in zip(selected, outcomes, strict=True):
-            known.setdefault((job.request.name, job.request.arch), (job, outcome))
+            known.setdefault(job.request, (job, outcome))
         table = self.tables / f"{registry.export}.tsv"
         table.write_text(compiling.table_text(*zip(*known.values(), strict=True)), encoding="utf-8")
         self.shown.step("compile", f"each program with its registers, memory and size: {table}")
@@ -285,15 +285,19 @@ class Demo:
 def not_run(demo: Demo, registry: Registry, reason: str | None, *, full: bool) -> list[str]:
     """What a reader might take for verified and was not run, each with the command that runs it."""
     from cakegen import paths
+    from cakegen.cli.compile import jobs_of
+    from cakegen.cli.selection import Selection
 
     missing = []
     if reason is not None:
         missing.append(f"launches on a GPU ({reason}); on a supported one: `make gpu-test`")
     if not full:
         command = "`make demo DEMO=--full`" if paths.is_checkout() else "`cakegen demo --full`"
-        programs = sum(len(program.arches) for program in registry.programs.values())
-        others = programs - len(demo.compiled.get(registry.export, ()))
-        missing.append(f"{others} of {programs} programs of {registry.export}, other plans, generated trees: {command}")
+        programs = {job.request for job in jobs_of(registry, Selection())}
+        others = programs - demo.compiled.get(registry.export, {}).keys()
+        missing.append(
+            f"{len(others)} of {len(programs)} programs of {registry.export}, other plans, generated trees: {command}"
+        )
         if reason is not None:
             missing.append(f"{registry.export} in schedules {' and '.join(SCHEDULES[1:])}: {command}")
     return missing
