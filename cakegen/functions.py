@@ -72,7 +72,7 @@ ACTIVATIONS = {
         _AT_THE_END,
         functor="GegluTanh",
     ),
-    "relu2": Activation(("u",), (), "max(u, 0)^2", "u, then the square"),
+    "relu2": Activation(("u",), (), "max(u, 0)^2", "u, then the square", functor="Relu2"),
 }
 NORMS = {
     "kimi_rms": RowNorm(

@@ -158,7 +158,7 @@ def make_operands(tp: int, tokens: int, device: str) -> Tensors:
     """bf16 operands of both halves for one rank, by name; their products have a variance near 1."""
     import torch
 
-    from cakegen.operands import FRONT, STAGES, shape_of
+    from cakegen.operands import shape_of
     from cakegen.runtime import kimi_k3_latent_moe
 
     dims = kimi_k3_latent_moe().model.dims
@@ -172,9 +172,9 @@ def make_operands(tp: int, tokens: int, device: str) -> Tensors:
     scales = {"rows": dims.hidden**0.5, "partials": dims.hidden**0.5, "vector": dims.latent**0.5, "weight": 1.0}
     return {
         spec.name: normal(*shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens)) * scales[spec.kind]
-        for stage in STAGES.values()
+        for stage in dims.stages.values()
         for spec in stage.inputs
-        if spec not in FRONT.outputs
+        if spec not in dims.rows_stage.outputs
     }
 
 
@@ -182,20 +182,21 @@ def run_once(operands: Tensors, tp: int, tokens: int, backend: str) -> list[str]
     """Run front and tail for the first `tokens` rows, print how far they are from fp64, and return what is wrong."""
     import torch
 
-    from cakegen.operands import FRONT, STAGES, TAIL, shape_of
+    from cakegen.operands import shape_of
     from cakegen.runtime import kimi_k3_latent_moe
 
     moe = kimi_k3_latent_moe()
-    dims, specs = moe.model.dims, dict.fromkeys((*FRONT.operands, *TAIL.operands))
+    dims = moe.model.dims
+    specs = dict.fromkeys(spec for stage in dims.stages.values() for spec in stage.operands)
     rows = {spec.name: operands[spec.name] for spec in specs if spec.name in operands}
     rows |= {spec.name: rows[spec.name][:tokens] for spec in specs if spec.kind == "rows" and spec.name in rows}
     rows |= {spec.name: rows[spec.name][:, :tokens] for spec in specs if spec.kind == "partials"}
-    x = rows[FRONT.tokens.name]
+    x = rows[dims.rows_stage.tokens.name]
     outputs = {
         spec.name: x.new_empty(
             shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens), dtype=torch.float32 if spec.fp32 else None
         )
-        for stage in STAGES.values()
+        for stage in dims.stages.values()
         for spec in stage.outputs
     }
     given = rows | outputs
@@ -203,7 +204,7 @@ def run_once(operands: Tensors, tp: int, tokens: int, backend: str) -> list[str]
         name: moe.prepare(
             name, {spec.name: given[spec.name] for spec in stage.operands}, tp=tp, rank=0, backend=backend
         )
-        for name, stage in STAGES.items()
+        for name, stage in dims.stages.items()
     }
     for stage, runner in runners.items():
         run_shown(stage, runner)
@@ -235,14 +236,13 @@ def compare_with_fp64(rows: Tensors, outputs: Tensors, dims: ModelDims, tp: int)
     """The largest error of each output in words, and the outputs that break the contract."""
     import torch
 
-    from cakegen.operands import STAGES, TOLERANCES
     from cakegen.runtime.reference import reference_outputs
 
     errors, problems = [], []
-    for name, stage in STAGES.items():
+    for name, stage in dims.stages.items():
         exact = reference_outputs(name, dims, rows | outputs, tp=tp, rank=0, dtype=torch.float64)
         for spec in stage.outputs:
-            got, wanted, tolerance = outputs[spec.name], exact[spec.short], TOLERANCES[spec.short]
+            got, wanted, tolerance = outputs[spec.name], exact[spec.short], dims.tolerances[spec.short]
             if tolerance == 0:
                 same = torch.equal(got, wanted)
                 errors.append(f"{spec.short} {'bit for bit' if same else 'differs'}")

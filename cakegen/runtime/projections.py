@@ -13,7 +13,7 @@ import torch
 
 from cakegen.errors import LaunchError, OperandError
 from cakegen.model import ModelDims
-from cakegen.operands import FRONT, STAGES, shape_of
+from cakegen.operands import shape_of
 from cakegen.runtime import kimi_k3_latent_moe
 from cakegen.runtime.checkpoint import (
     CHECKPOINT_NAMES,
@@ -81,6 +81,7 @@ class LatentMoeProjections(torch.nn.Module):
         _check_rank(moe.model.dims, tp, rank)
         check_flag(type(self).__name__, "overlap", overlap)
         self.tp, self.rank, self.overlap = tp, rank, overlap
+        self._weights = moe.model.dims.rows_stage.weights
         operators = define_operators(moe)
         self._export = moe.registry.export
         self._front, self._tail = operators.front, operators.tail
@@ -201,7 +202,7 @@ class LatentMoeProjections(torch.nn.Module):
         """`x [T, hidden]` bf16 -> logits `[T, experts]` fp32, latent `[T, latent]`, shared_act `[T, I_LOCAL]` bf16."""
         if self._missing:
             self._require_weights()
-        weights = (self.get_parameter(spec.name) for spec in FRONT.weights)
+        weights = (self.get_parameter(spec.name) for spec in self._weights)
         logits, latent, shared_act = self._front(x, *weights, overlap=self.overlap)
         return logits, latent, shared_act
 
@@ -273,7 +274,7 @@ def _finish_writes(device: torch.device) -> None:
 
 
 def _shapes(dims: ModelDims, tp: int) -> dict[str, tuple[int, ...]]:
-    specs = (spec for stage in STAGES.values() for spec in stage.weights)
+    specs = (spec for stage in dims.stages.values() for spec in stage.weights)
     return {spec.name: shape_of(spec, dims, i_local=dims.i_local(tp)) for spec in specs}
 
 

@@ -19,7 +19,7 @@ from cakegen.emulator.launches.stream import LaunchReport
 from cakegen.emulator.text.translate import Program
 from cakegen.errors import EmulationError, PlanError
 from cakegen.model import DeviceFacts, Model, Target
-from cakegen.operands import FRONT, STAGES, TAIL, TOLERANCES, OperandSpec, shape_of
+from cakegen.operands import OperandSpec, shape_of
 from cakegen.plan import family_of, plan_route
 from cakegen.plan.records import DecodeForm, Plan
 from cakegen.registry import Registry
@@ -192,8 +192,10 @@ def emulate_chain(
     model = registry.model
     other = dataclasses.replace(case, stage="tail" if case.stage == "front" else "front", rank=0)
     before, operands = make_operands(model, other, 1), make_operands(model, case)
-    given = {spec.name for spec in STAGES[case.stage].inputs} & {spec.name for spec in STAGES[other.stage].outputs}
-    operands |= {name: before[name] for name in given} or {FRONT.tokens.name: before[TAIL.output.name]}
+    dims, stages = model.dims, model.dims.stages
+    given = {spec.name for spec in stages[case.stage].inputs} & {spec.name for spec in stages[other.stage].outputs}
+    after = {dims.rows_stage.tokens.name: before[name] for name in (dims.sum_stage.output.name,) if name in before}
+    operands |= {name: before[name] for name in given} or after
     own = _call(model, case, operands)
     launches = emulate_calls(registry, [_call(model, other, before), own, own], options, overlap=True, load=load)
     return _report(model, case, operands, launches)
@@ -209,7 +211,7 @@ def _report(
     model: Model, case: Case, operands: dict[str, torch.Tensor], launches: tuple[LaunchReport, ...]
 ) -> CaseReport:
     errors, problems = compare(model, case, operands)
-    outputs = {spec.name: operands[spec.name].clone() for spec in STAGES[case.stage].outputs}
+    outputs = {spec.name: operands[spec.name].clone() for spec in model.dims.stages[case.stage].outputs}
     return CaseReport(launches, errors, tuple(problems), outputs)
 
 
@@ -242,8 +244,8 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
     Their bits depend on nothing but the arguments.
     """
     dims, make = model.dims, _Draw(seed)
-    i_local, tokens, stage = dims.i_local(case.tp), case.tokens, STAGES[case.stage]
-    gated = {product.weight for product in FRONT.products if product.gated}
+    i_local, tokens, stage = dims.i_local(case.tp), case.tokens, dims.stages[case.stage]
+    activated = {product.weight for product in dims.rows_stage.activated}
 
     def weights(*shape: int) -> torch.Tensor:
         return make.normal(*shape).mul_(shape[-1] ** -0.5).to(torch.bfloat16)
@@ -263,8 +265,8 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
         if spec.kind == "vector":
             return make.normal(cols).to(torch.bfloat16)
         if spec.kind == "weight":
-            # gate and up rows give twice as much: an activation's branches then reach their bounds
-            return weights(*outer, cols) * (2 if spec in gated else 1)
+            # an activation's rows give twice as much: its branches then reach their bounds
+            return weights(*outer, cols) * (2 if spec in activated else 1)
         return rows(cols, *outer[:-1])
 
     return {spec.name: made(spec) for spec in stage.operands}
@@ -275,8 +277,8 @@ def compare(model: Model, case: Case, operands: dict[str, torch.Tensor]) -> tupl
     errors: dict[str, float] = {}
     problems = []
     exact = reference_outputs(case.stage, model.dims, operands, tp=case.tp, rank=case.rank, dtype=torch.float64)
-    for spec in STAGES[case.stage].outputs:
-        name, wanted, tolerance = spec.short, exact[spec.short], TOLERANCES[spec.short]
+    for spec in model.dims.stages[case.stage].outputs:
+        name, wanted, tolerance = spec.short, exact[spec.short], model.dims.tolerances[spec.short]
         if tolerance == 0:
             different = int((wanted.view(torch.int16) != operands[spec.name].view(torch.int16)).sum())
             errors[name] = different
