@@ -14,6 +14,7 @@ from typing import Literal, Protocol, TypeVar
 from cakegen import block as declared
 from cakegen.block import Block
 from cakegen.errors import RegistryError
+from cakegen.functions import ACTIVATIONS, Activation
 
 Value = TypeVar("Value")
 Kind = Literal["rows", "partials", "weight", "vector"]
@@ -261,7 +262,9 @@ def stages_of(block: Block) -> dict[str, Stage]:
     if rows.name == total.name or len([each for each in rows.products if each.activation]) != 1:
         raise _damaged(f"stages {rows.name} and {total.name}; needs two names, and one product with an activation")
     if len(total.segments) != 2 or len([each for each in total.segments if each.prepared is not None]) != 1:
-        raise _damaged(f"{total.name}: {len(total.segments)} segments; needs one of a prepared sum, and one that is not")
+        raise _damaged(
+            f"{total.name}: {len(total.segments)} segments; needs one of a prepared sum, and one that is not"
+        )
     stages: dict[str, Stage] = {rows.name: _rows_stage(rows), total.name: _sum_stage(total, _rows_stage(rows))}
     names = [spec.name for stage in stages.values() for spec in dict.fromkeys(stage.operands)]
     if not all(declared.is_symbol(name) for name in (*stages, *names, *block.widths)):
@@ -285,8 +288,12 @@ def _product(product: declared.Product, k: str) -> Product:
     if product.gated:
         weight = OperandSpec(product.weight, "weight", (TWICE + rows, k), f"2 * {words} gate and up rows by {k}")
     else:
-        weight = OperandSpec(product.weight, "weight", (rows, k), f"{words} rows by {k}" if sliced else f"{words} by {k}")
+        weight = OperandSpec(
+            product.weight, "weight", (rows, k), f"{words} rows by {k}" if sliced else f"{words} by {k}"
+        )
     output = _rows_of(product.output, rows, fp32=product.dtype == "fp32")
+    if product.activation:
+        _activation(product)
     return Product(weight, output, product.gated, bool(product.activation))
 
 
@@ -320,9 +327,17 @@ def tolerances_of(block: Block) -> dict[str, float]:
     """By result: atol = rtol against fp64, as the contract says; 0: the reference's own bits."""
     stages = stages_of(block).values()
     exact = {each.output for stage in stages if isinstance(stage, SumStage) for each in stage.preparations}
-    return {
+    found = {
         spec.short: 0.0 if spec in exact else 1e-3 if spec.fp32 else 1e-2 for stage in stages for spec in stage.outputs
     }
+    return found | {product.output: _activation(product).tolerance for product in block.products if product.activation}
+
+
+def _activation(product: declared.Product) -> Activation:
+    call = declared.parse_call(product.activation)
+    if call is None or call.function not in ACTIVATIONS:
+        raise _damaged(f"the activation {product.activation!r}; needs one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[call.function]
 
 
 def named(specs: Iterable[OperandSpec], values: Iterable[Value]) -> dict[str, Value]:

@@ -32,6 +32,7 @@ from cakegen.bench.rivals import RIVALS
 from cakegen.bench.rows import STAGES, Row, work_of
 from cakegen.bench.stream_probe import BOX_SHAPES, StreamProbe
 from cakegen.bench.timing import Call, time_alternating
+from cakegen.model import ModelDims
 from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.reference import reference_outputs
@@ -183,7 +184,9 @@ def _behind(dims: ModelDims, results: Mapping[str, torch.Tensor]) -> dict[str, t
     """What a tail reads of a front's results; `latent` stands in for the experts' only partial."""
     stage = dims.sum_stage
     names = {spec.name for spec in stage.inputs}
-    return {stage.preparation.partials.name: results["latent"][None]} | {key: results[key] for key in results if key in names}
+    return {stage.preparation.partials.name: results["latent"][None]} | {
+        key: results[key] for key in results if key in names
+    }
 
 
 def _run_all(calls: Sequence[Call]) -> None:

@@ -214,7 +214,7 @@ class RowMeasurement:
         label = chain_label(name, pointwise, products)
         build = partial(build_rival, RIVALS[case.row.stage][name], pointwise, products)
         try:
-            calls[label] = capture_checked(build(case), case, clock, tolerances_of(name))
+            calls[label] = capture_checked(build(case), case, clock, tolerances_of(case.dims, name))
         except Exception as error:
             # raises if the device is lost, which is no chain's private trouble
             clock.settle()

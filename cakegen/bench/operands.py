@@ -39,22 +39,22 @@ class FrontWeights:
     apart read the same bytes.
     """
 
+    dims: ModelDims
     joined: torch.Tensor
     gate: torch.Tensor
     down: torch.Tensor
     gate_up: torch.Tensor
-    dims: ModelDims
 
     @staticmethod
     def of(joined: torch.Tensor, dims: ModelDims) -> FrontWeights:
         """Weights over a tensor of all rows."""
         rows = [shape_of(spec, dims, i_local=0)[0] for spec in dims.rows_stage.weights]
         rows[-1] = joined.shape[0] - sum(rows)
-        return FrontWeights(joined, *torch.split(joined, rows), dims)
+        return FrontWeights(dims, joined, *torch.split(joined, rows))
 
     def packed(self) -> FrontWeights:
         """The same weights packed (`pack_weight`), beside the joined tensor as it is."""
-        return FrontWeights(self.joined, pack_weight(self.gate), pack_weight(self.down), pack_weight(self.gate_up), self.dims)
+        return FrontWeights(self.dims, self.joined, *map(pack_weight, self.streamed()))
 
     def operands(self) -> dict[str, torch.Tensor]:
         """By name."""
@@ -71,7 +71,7 @@ class FrontWeights:
 
 @dataclass(eq=False)
 class TailWeights:
-    """One rank's weights of the tail: `norm [latent]` where it has one, `up [hidden, latent]`, `down [hidden, I_LOCAL]`."""
+    """One rank's weights of the tail: maybe `norm [latent]`, `up [hidden, latent]`, `down [hidden, I_LOCAL]`."""
 
     norm: torch.Tensor | None
     up: torch.Tensor
@@ -93,7 +93,8 @@ class TailWeights:
 
     def operands(self) -> dict[str, torch.Tensor]:
         """By name."""
-        return named(self.dims.sum_stage.weights, tuple(each for each in (self.norm, self.up, self.down) if each is not None))
+        norm = () if self.norm is None else (self.norm,)
+        return named(self.dims.sum_stage.weights, (*norm, self.up, self.down))
 
     def copy(self, dims: ModelDims) -> TailWeights:
         """The same weights at other addresses."""
@@ -242,9 +243,7 @@ def make_front_weights(dims: ModelDims, tp: int, normal: _Normal) -> FrontWeight
 def make_tail_weights(dims: ModelDims, tp: int, rank: int, normal: _Normal) -> TailWeights:
     """Weights of the tail whose two products have variance 1 each."""
     width, i_local, first = dims.latent_slice(tp), dims.i_local(tp), dims.latent_begin(tp, rank)
-    lengths = {
-        segment.weight: i_local if segment.prepared is None else width for segment in dims.sum_stage.segments
-    }
+    lengths = {segment.weight: i_local if segment.prepared is None else width for segment in dims.sum_stage.segments}
     made = [
         normal(*shape_of(spec, dims, i_local=i_local), scale=lengths.get(spec, 1) ** -0.5)
         for spec in dims.sum_stage.weights

@@ -72,19 +72,35 @@ def tail_gemm_arguments(
 
 def front_gemm_operands(dims: ModelDims) -> tuple[Operand, ...]:
     """What the front's body takes."""
-    return (front_maps_operand(dims), front_outputs(dims), SPLIT, PARTIALS, *plain("num_tokens", "m_tiles", "wait_record"))
+    return (
+        front_maps_operand(dims),
+        front_outputs(dims),
+        SPLIT,
+        PARTIALS,
+        *plain("num_tokens", "m_tiles", "wait_record"),
+    )
 
 
 def tail_gemm_operands(dims: ModelDims, norm: Operand, output: Operand) -> tuple[Operand, ...]:
     """What the tail's body takes, beside its norm and its output."""
-    return (tail_maps_operand(dims), norm, output, SPLIT, PARTIALS, *plain("num_tokens", "up_col0", "m_tiles", "wait_record"))
+    return (
+        tail_maps_operand(dims),
+        norm,
+        output,
+        SPLIT,
+        PARTIALS,
+        *plain("num_tokens", "up_col0", "m_tiles", "wait_record"),
+    )
 
 
 def gemm_maps(dims: ModelDims, form: GemmForm) -> tuple[TensorMapEntry, ...]:
     """Boxes of one K block: a CTA's token rows, and half of a tile's weight rows."""
     weights, tokens = (BLOCK_K, form.block_n // PAIR_CTAS, 1), (BLOCK_K, form.block_m, 1)
     if form.stage == "front":
-        return (*(operand_map(spec.name, weights) for spec in dims.rows_stage.weights), operand_map(dims.rows_stage.tokens.name, tokens))
+        return (
+            *(operand_map(spec.name, weights) for spec in dims.rows_stage.weights),
+            operand_map(dims.rows_stage.tokens.name, tokens),
+        )
     views = [(segment, segment_view(segment, form.k1_ragged_cols)) for segment in dims.sum_stage.along_k]
     return (
         *(operand_map(segment.weight.name, weights, view) for segment, view in views),

@@ -126,7 +126,9 @@ def _arguments(dims: ModelDims, form: GemmForm) -> tuple[tuple[str, str], ...]:
     if not form.fused_norm:
         return tail_gemm_arguments(dims)
     prepared = dims.sum_stage.preparation
-    return tail_gemm_arguments(dims, pitches_of((prepared.partials, prepared.output)), plan_parameters=("norm_first_rows",))
+    return tail_gemm_arguments(
+        dims, pitches_of((prepared.partials, prepared.output)), plan_parameters=("norm_first_rows",)
+    )
 
 
 def _operands(dims: ModelDims, form: GemmForm) -> tuple[Operand, ...]:

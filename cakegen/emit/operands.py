@@ -60,7 +60,9 @@ def tail_output(dims: ModelDims, *, mapped: bool = False) -> Operand:
     """What a sum stage writes; `mapped`: through a tensor map too."""
     spec = dims.sum_stage.output
     plain_output = (spec.name, *pitches_of((spec,)))
-    return Operand((*maps_of((spec,)), *plain_output), "MappedOutput") if mapped else Operand(plain_output, "TailOutput")
+    return (
+        Operand((*maps_of((spec,)), *plain_output), "MappedOutput") if mapped else Operand(plain_output, "TailOutput")
+    )
 
 
 def norm_rows(prepared: Preparation) -> tuple[str, ...]:

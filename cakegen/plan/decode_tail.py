@@ -83,7 +83,9 @@ def plan_decode_tail(shape: DecodeShape, rules: DecodeRules, device: DeviceFacts
     setting = _Setting(shape, rules, device, parts, min_stages)
     sharing, partition = sharing_of(shape, pair, parts)
     if not shape.normed:
-        return _unfused(setting, sharing, partition, "the block has no norm: a partial, or their sum, is multiplied as it is")
+        return _unfused(
+            setting, sharing, partition, "the block has no norm: a partial, or their sum, is multiplied as it is"
+        )
     # 1. The preferred partition, norm fused. 2. Where its grid can't be resident but must: one CTA a tile.
     rungs = [(sharing, partition)]
     if sharing is Sharing.PAIR:

@@ -116,9 +116,15 @@ NORM = (
         "the next launch is released behind the stores",
     ),
 )
-SUM = (Letters("e#", "early_trigger", "the next launch is released at entry", "the next launch is released behind the stores"),)
 IN_WORDS = "decode @"
-GRAMMARS = {"decode": DECODE, IN_WORDS: DECODE_IN_WORDS, "front": FRONT, "tail_gemm": TAIL, "tail_norm": NORM, "tail_sum": SUM}
+GRAMMARS = {
+    "decode": DECODE,
+    IN_WORDS: DECODE_IN_WORDS,
+    "front": FRONT,
+    "tail_gemm": TAIL,
+    "tail_norm": NORM,
+    "tail_sum": NORM,
+}
 """By what stands before the colon, and whether there is a suffix, if that matters. The parts of a GEMM's key that its
 tile's defaults do not need are left out."""
 _REQUIRED = {"decode": 10, IN_WORDS: 3, "front": 1, "tail_gemm": 1, "tail_norm": 1, "tail_sum": 1}

@@ -1,4 +1,4 @@
-"""Plans the launches that prepare a tail's rows: the norm, and the sum of partials. Imports arch, the model and the plan's records."""
+"""Plans what prepares a tail's rows: the norm, the sum of partials. Imports arch, the model and the plan's records."""
 
 from __future__ import annotations
 

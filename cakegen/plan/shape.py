@@ -101,7 +101,7 @@ def narrow_front(shape: DecodeShape, dims: ModelDims, block_m: int) -> DecodeSha
 
 
 def shared_columns(dims: ModelDims, tile_columns: int) -> int:
-    """Columns of shared_act in a tile: half of it, where the tile is half gate columns, half the matching up columns."""
+    """Columns of shared_act in a tile: half of it where the tile is half gate columns, half matching up columns."""
     return tile_columns // 2 if dims.rows_stage.gated else tile_columns
 
 

@@ -26,6 +26,7 @@ from cakegen.runtime.checkpoint import (
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.operators import define_operators, operators_of
 from cakegen.runtime.plain import check_flag
+from cakegen.runtime.validate import split_widths
 
 __all__ = ["CHECKPOINT_NAMES", "MERGED_NAMES", "LatentMoeProjections", "RoutedExperts"]
 RoutedExperts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -279,9 +280,9 @@ def _shapes(dims: ModelDims, tp: int) -> dict[str, tuple[int, ...]]:
 
 
 def _check_rank(dims: ModelDims, tp: int, rank: int) -> None:
-    widths = (dims.latent, dims.shared_intermediate)
-    if tp < 1 or any(width % tp for width in widths) or not 0 <= rank < tp:
+    widths = split_widths(dims)
+    if tp < 1 or any(width % tp for _, width in widths) or not 0 <= rank < tp:
+        divided = " and ".join(f"the {name} width {width}" for name, width in widths)
         raise OperandError(
-            f"LatentMoeProjections: tp must divide the latent width {widths[0]} and the shared-expert width "
-            f"{widths[1]}, and rank be 0 … tp - 1; got tp {tp}, rank {rank}."
+            f"LatentMoeProjections: tp must divide {divided}, and rank be 0 … tp - 1; got tp {tp}, rank {rank}."
         )

@@ -11,9 +11,31 @@ STAGE_NAMES = ("front", "tail")
 PRODUCTS = ("fp32 without an activation", "bf16 without an activation", "bf16 behind an activation")
 """What the three classes of a front's tiles are, in their order."""
 RESERVED = frozenset(
-    ("arch", "backend", "overlap", "rank", "tp", "workspace")
-    + ("counters", "full_items", "grid_x", "grid_y", "grid_z", "m_tiles", "norm_first_rows", "num_items", "num_partials")
-    + ("num_tokens", "partials", "sk_ipc", "sk_max_seg", "sk_total", "up_col0", "wait_record", "weights_ahead")
+    (
+        "arch",
+        "backend",
+        "overlap",
+        "rank",
+        "tp",
+        "workspace",
+        "counters",
+        "full_items",
+        "grid_x",
+        "grid_y",
+        "grid_z",
+        "m_tiles",
+        "norm_first_rows",
+        "num_items",
+        "num_partials",
+        "num_tokens",
+        "partials",
+        "sk_ipc",
+        "sk_max_seg",
+        "sk_total",
+        "up_col0",
+        "wait_record",
+        "weights_ahead",
+    )
 )
 """What calls and launches call their own options and arguments: no operand can have one of these names."""
 
@@ -59,7 +81,9 @@ def _misnamed(block: Block) -> Iterator[str]:
     ):
         if got != known:
             yield f"an extent named {got}; plans call it {known}"
-    yield from (f"an operand named {name}, as calls and launches call what is their own" for name in _taken(rows, total))
+    yield from (
+        f"an operand named {name}, as calls and launches call what is their own" for name in _taken(rows, total)
+    )
 
 
 def _taken(rows: RowsStage, total: SumStage) -> list[str]:
@@ -106,8 +130,9 @@ def _of_segment(segment: Segment, block: Block) -> Iterator[str]:
     if prepared.norm and segment.split == "none":
         yield "split = 'none' of a normed sum: the ranks' outputs do not add up to the norm of the whole"
     if bool(prepared.norm) != prepared.output:
-        written = "that is not written" if prepared.norm else "without a norm that is written"
-        yield f"a sum of partials {written}"
+        yield (
+            "a normed sum that is not written" if prepared.norm else "a sum of partials without a norm that is written"
+        )
     if segment.held == "slice" and segment.split == "k":
         yield "a prepared sum of which a rank holds its columns of the weight alone"
 

@@ -13,7 +13,6 @@ from cakegen.cli import compile as compile_cli
 from cakegen.cli import demo, export
 from cakegen.cli.compile import Job, select_jobs
 from cakegen.cli.main import main
-from cakegen.operands import STAGES
 from cakegen.registry import Registry, load_registry
 from cakegen.runtime.reference import reference_outputs
 
@@ -30,7 +29,7 @@ def operands() -> demo.Tensors:
 def outputs(operands: demo.Tensors) -> demo.Tensors:
     """What the reference gives, rounded as the contract says."""
     found: demo.Tensors = {}
-    for name, stage in STAGES.items():
+    for name, stage in DIMS.stages.items():
         results = reference_outputs(name, DIMS, operands | found, tp=TP, rank=0)
         found |= {spec.name: results[spec.short] for spec in stage.outputs}
     return found

@@ -194,8 +194,8 @@ def emulate_chain(
     before, operands = make_operands(model, other, 1), make_operands(model, case)
     dims, stages = model.dims, model.dims.stages
     given = {spec.name for spec in stages[case.stage].inputs} & {spec.name for spec in stages[other.stage].outputs}
-    after = {dims.rows_stage.tokens.name: before[name] for name in (dims.sum_stage.output.name,) if name in before}
-    operands |= {name: before[name] for name in given} or after
+    follows = dims.sum_stage.output.name
+    operands |= {name: before[name] for name in given} or {dims.rows_stage.tokens.name: before[follows]}
     own = _call(model, case, operands)
     launches = emulate_calls(registry, [_call(model, other, before), own, own], options, overlap=True, load=load)
     return _report(model, case, operands, launches)
