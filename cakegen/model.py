@@ -60,8 +60,15 @@ class ModelDims:
         """
         value = getattr(self, symbol, None)
         if type(value) is not int:
-            raise RegistryError(f"MODEL: the block has the extent {symbol!r}, which is no number of it; export again")
+            raise RegistryError(f"Model.dims.block: needs extents that are numbers of the model; got {symbol!r}")
         return value
+
+    def check_block(self) -> None:
+        """Refuse a block that no export declares; raises `RegistryError`."""
+        for symbol in self.block.widths:
+            self.extent(symbol)
+        if self.normed != (self.norm_eps is not None):
+            raise RegistryError(f"Model.dims.norm_eps: needs a number where the block has a norm; got {self.norm_eps}")
 
     @functools.cached_property
     def stages(self) -> dict[str, Stage]:

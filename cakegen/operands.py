@@ -7,7 +7,7 @@ reference's arguments, and the random operands of emulator, demo and bench.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -86,47 +86,57 @@ class RowsStage:
     tokens: OperandSpec
     products: tuple[Product, ...]
 
-    @property
+    @functools.cached_property
     def weights(self) -> tuple[OperandSpec, ...]:
         """What it reads and a checkpoint holds."""
         return tuple(product.weight for product in self.products)
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[OperandSpec, ...]:
         """What it reads, in the order of the functions' parameters."""
         return (self.tokens, *self.weights)
 
-    @property
+    @functools.cached_property
     def outputs(self) -> tuple[OperandSpec, ...]:
         """What it writes, in the order in which it is returned."""
         return tuple(product.output for product in self.products)
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[OperandSpec, ...]:
         """What it reads, then what it writes."""
         return self.inputs + self.outputs
 
-    @property
+    @functools.cached_property
     def positional(self) -> tuple[OperandSpec, ...]:
         """Operands that a call may give without their names, in that order."""
         return self.operands
 
-    @property
+    @functools.cached_property
+    def positional_names(self) -> tuple[str, ...]:
+        """Those by name."""
+        return tuple(spec.name for spec in self.positional)
+
+    @functools.cached_property
+    def names(self) -> Set[str]:
+        """All operands by name, in that order and then those that have none."""
+        return dict.fromkeys((*self.positional_names, *(spec.name for spec in self.operands))).keys()
+
+    @functools.cached_property
     def mapped(self) -> tuple[OperandSpec, ...]:
         """What programs read through tensor maps, in the order of their parameters."""
         return (*self.weights, self.tokens)
 
-    @property
+    @functools.cached_property
     def pointed(self) -> tuple[OperandSpec, ...]:
         """What programs reach by address, in the order of their parameters."""
         return self.outputs
 
-    @property
+    @functools.cached_property
     def activated(self) -> tuple[Product, ...]:
         """Products behind which an activation stands."""
         return tuple(product for product in self.products if product.activated)
 
-    @property
+    @functools.cached_property
     def gated(self) -> bool:
         """Whether a tile of those is half gate rows, half up rows."""
         return any(product.gated for product in self.products)
@@ -187,48 +197,58 @@ class SumStage:
     output: OperandSpec
     segments: tuple[Segment, ...]
 
-    @property
+    @functools.cached_property
     def weights(self) -> tuple[OperandSpec, ...]:
         """What it reads and a checkpoint holds."""
         return tuple(spec for spec in self.inputs if spec.kind in ("weight", "vector"))
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[OperandSpec, ...]:
         """What it reads, in the order of the functions' parameters."""
         return tuple(spec for segment in self.segments for spec in segment.inputs)
 
-    @property
+    @functools.cached_property
     def outputs(self) -> tuple[OperandSpec, ...]:
         """What it writes for its caller, in the order in which it is returned."""
         return (*(each.output for each in self.preparations if each.written), self.output)
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[OperandSpec, ...]:
         """What it reads, then what it writes for its caller."""
         return self.inputs + self.outputs
 
-    @property
+    @functools.cached_property
     def positional(self) -> tuple[OperandSpec, ...]:
         """Operands that a call may give without their names, in that order: all but prepared tokens."""
         return (*self.inputs, self.output)
 
-    @property
+    @functools.cached_property
+    def positional_names(self) -> tuple[str, ...]:
+        """Those by name."""
+        return tuple(spec.name for spec in self.positional)
+
+    @functools.cached_property
+    def names(self) -> Set[str]:
+        """All operands by name, in that order and then those that have none."""
+        return dict.fromkeys((*self.positional_names, *(spec.name for spec in self.operands))).keys()
+
+    @functools.cached_property
     def preparation(self) -> Preparation:
         """That of its one segment whose tokens are prepared."""
         (prepared,) = self.preparations
         return prepared
 
-    @property
+    @functools.cached_property
     def preparations(self) -> tuple[Preparation, ...]:
         """Those of its segments."""
         return tuple(segment.prepared for segment in self.segments if segment.prepared is not None)
 
-    @property
+    @functools.cached_property
     def along_k(self) -> tuple[Segment, ...]:
         """Segments as programs walk K: what waits for no preparation comes first."""
         return tuple(sorted(self.segments, key=lambda segment: segment.prepared is not None))
 
-    @property
+    @functools.cached_property
     def mapped(self) -> tuple[OperandSpec, ...]:
         """What programs read through tensor maps, in the order of their parameters."""
         return (
@@ -236,7 +256,7 @@ class SumStage:
             *(segment.tokens for segment in self.along_k),
         )
 
-    @property
+    @functools.cached_property
     def pointed(self) -> tuple[OperandSpec, ...]:
         """What programs reach by address, in the order of their parameters."""
         return (*(spec for each in self.preparations for spec in each.pointed), self.output)
@@ -252,28 +272,27 @@ def stages_of(block: Block) -> dict[str, Stage]:
     Raises
     ------
     RegistryError
-        It has not one stage of each form, or a stage without what programs need of it: only a damaged registry holds
-        such a block, since an export that declares one is refused.
+        It is not what programs are written for: only a damaged registry holds such a block, since an export that
+        declares one is refused.
     """
     forms = [stage.form for stage in block.stages]
     if forms != ["rows", "sum"]:
-        raise _damaged(f"stages of the forms {forms}; needs one of rows, then one of sum")
+        raise _damaged(f"needs a stage of rows, then one of sum; got {forms}")
     (rows,), (total,) = block.rows_stages, block.sum_stages
     if rows.name == total.name or len([each for each in rows.products if each.activation]) != 1:
-        raise _damaged(f"stages {rows.name} and {total.name}; needs two names, and one product with an activation")
+        raise _damaged(f"needs stages of two names, and one product with an activation; got {rows.name}, {total.name}")
     if len(total.segments) != 2 or len([each for each in total.segments if each.prepared is not None]) != 1:
-        raise _damaged(
-            f"{total.name}: {len(total.segments)} segments; needs one of a prepared sum, and one that is not"
-        )
+        raise _damaged(f"needs a segment of a prepared sum, and one of others; got {len(total.segments)} segments")
     stages: dict[str, Stage] = {rows.name: _rows_stage(rows), total.name: _sum_stage(total, _rows_stage(rows))}
-    names = [spec.name for stage in stages.values() for spec in dict.fromkeys(stage.operands)]
-    if not all(declared.is_symbol(name) for name in (*stages, *names, *block.widths)):
-        raise _damaged(f"names {names}; each must be a symbol")
+    specs = dict.fromkeys(spec for stage in stages.values() for spec in (*stage.operands, *stage.pointed))
+    for name in (*stages, *(name for spec in specs for name in (spec.name, spec.short))):
+        if not declared.is_symbol(name):
+            raise _damaged(f"needs names of a-z, 0-9 and _; got {name!r}")
     return stages
 
 
 def _damaged(what: str) -> RegistryError:
-    return RegistryError(f"MODEL: the block has {what}. No export declares that: the registry is damaged; export again")
+    return RegistryError(f"Model.dims.block: {what}")
 
 
 def _rows_stage(stage: declared.RowsStage) -> RowsStage:
@@ -336,7 +355,7 @@ def tolerances_of(block: Block) -> dict[str, float]:
 def _activation(product: declared.Product) -> Activation:
     call = declared.parse_call(product.activation)
     if call is None or call.function not in ACTIVATIONS:
-        raise _damaged(f"the activation {product.activation!r}; needs one of {', '.join(ACTIVATIONS)}")
+        raise _damaged(f"needs one of the activations {', '.join(ACTIVATIONS)}; got {product.activation!r}")
     return ACTIVATIONS[call.function]
 
 

@@ -265,6 +265,7 @@ def _load(root: Path) -> Registry:
         raise RegistryError(f"{file}: can't be read ({error}); export again") from None
     try:
         model = from_literal(Model, values["MODEL"])
+        model.dims.check_block()
     except RegistryError as error:
         raise RegistryError(f"{file}: damaged MODEL ({error}); export again") from None
     try:

@@ -245,21 +245,24 @@ def given_operands(
     OperandKindError
         One is missing, given twice, or not of the stage.
     """
-    order = [spec.name for spec in stage.positional]
+    order, names = stage.positional_names, stage.names
     given = dict(zip(order, operands, strict=False))
-    names = list(dict.fromkeys((*order, *(spec.name for spec in stage.operands))))
+    if (
+        len(operands) <= len(order)
+        and len(given) + len(by_name) == len(names)
+        and given.keys() | by_name.keys() == names
+    ):
+        return given | dict(by_name)
     twice = [each for each in by_name if each in given]
     unknown = [each for each in by_name if each not in names]
     missing = [each for each in names if each not in given and each not in by_name]
-    if twice or unknown or missing or len(operands) > len(order):
-        faults = (("missing", missing), ("given twice", twice), ("unknown", unknown))
-        said = "; ".join(f"{what}: {', '.join(each)}" for what, each in faults if each)
-        many = f"{len(operands)} by position of at most {len(order)}"
-        raise OperandKindError(
-            f"{name}: takes {', '.join(order)} by position or by name"
-            f"{''.join(f', and {each} by name' for each in names if each not in order)}; got {many}. {said}".rstrip()
-        )
-    return given | dict(by_name)
+    faults = (("missing", missing), ("given twice", twice), ("unknown", unknown))
+    said = "; ".join(f"{what}: {', '.join(each)}" for what, each in faults if each)
+    many = f"{len(operands)} by position of at most {len(order)}"
+    raise OperandKindError(
+        f"{name}: takes {', '.join(order)} by position or by name"
+        f"{''.join(f', and {each} by name' for each in names if each not in order)}; got {many}. {said}".rstrip()
+    )
 
 
 def validate_front(model: Model, **tensors: torch.Tensor) -> Request:

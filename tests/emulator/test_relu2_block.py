@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.models import exported_small
+from support.emulator.small_models import exported_small
 
 from cakegen.emulator import Fault, Options
 from cakegen.emulator.launches.cases import Case, emulate_case, emulate_chain

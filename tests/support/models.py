@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
-from cakegen import paths
-from cakegen.emit import render_tree, write_exports
 from cakegen.model import Model
 from cakegen.plan import family_of
-from cakegen.registry import Registry, load_registry
+from cakegen.registry import load_registry
 from cakegen.rules import BlackwellRules, HopperRules
-from cakegen.spec import parse_export
 
 
 @functools.cache
@@ -29,13 +25,6 @@ def kimi_k3_model() -> Model:
 def tiny_model() -> Model:
     """A small model that reaches the forms of the large one at a few SM counts."""
     return load_registry("tiny_latent_moe").model
-
-
-def exported_small(name: str, root: Path) -> Registry:
-    """A small model of `exports/small`, exported below `root`: no generated tree of it is kept."""
-    model = parse_export(paths.exports_root() / "small" / f"{name}.toml").to_model()
-    write_exports(root, [render_tree(model, model.name)])
-    return load_registry(root / model.name)
 
 
 def changed(record: Any, **values: Any) -> Any:
