@@ -119,8 +119,9 @@ def export_files(name: str | None) -> list[Path]:
     if name.endswith(".toml"):
         return [Path(name)]
     found = [file for file in known if file.parent.name == name]
-    # declared, and refused with what is missing; an export of everything leaves them out
-    found = found or [file for file in (paths.exports_root() / "planned").glob("*.toml") if file.stem == name]
+    # small ones for tests, and those that are declared and refused with what is missing: all of them leaves these out
+    aside = (file for folder in ("small", "planned") for file in (paths.exports_root() / folder).glob("*.toml"))
+    found = found or [file for file in aside if file.stem == name]
     if not found:
         names = ", ".join(file.parent.name for file in known) or "none"
         raise SpecError(f"no export {name!r}; there is: {names}. A path of an export file also does")

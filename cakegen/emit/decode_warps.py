@@ -32,8 +32,9 @@ def tensor_memory_constants(model: Model, form: DecodeForm, smem: DecodeSmem) ->
         Constant("kTensorColumns", columns, "columns of tensor memory, a power of two from 32 on"),
         Constant("kTensorBaseOffset", word, "byte offset of the word that holds their address"),
     )
-    if form.gated:
-        constants += (Constant("kUpColumn", width, "first column of a shared tile's up sums"),)
+    if form.stage == "front":
+        meaning = "first column of a shared tile's up sums" if form.gated else "no tile has up sums"
+        constants += (Constant("kUpColumn", width if form.gated else 0, meaning),)
     if form.cluster_ctas == 2:
         late = Constant("kDeferredClusterWait", form.wide_wait, "only the epilogue waits for the partner's start")
         constants += (late,)

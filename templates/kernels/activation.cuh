@@ -7,16 +7,19 @@
 
 namespace cake {
 
-// Whether a tile of the activation's weight rows is half gate rows, half up rows.
+// Whether a tile of the activation's weight rows is half gate rows, half up rows. A function of each activation says
+// so: a member would be a word of global memory in every program.
 template <class Cfg>
-inline constexpr bool kGated = Cfg::Activation::kGated;
+inline constexpr bool kGated = Cfg::Activation::is_gated();
 
 __device__ __forceinline__ float sigmoid(float a) {
     return rcp_approx(1.0f + ex2_approx(a * -1.4426950408889634f));
 }
 
 struct Situ {
-    static constexpr bool kGated = true;
+    static constexpr __device__ bool is_gated() {
+        return true;
+    }
 
     template <class Cfg>
     static __device__ __forceinline__ float of(float gate, float up) {
@@ -25,7 +28,9 @@ struct Situ {
 };
 
 struct Swiglu {
-    static constexpr bool kGated = true;
+    static constexpr __device__ bool is_gated() {
+        return true;
+    }
 
     template <class Cfg>
     static __device__ __forceinline__ float of(float gate, float up) {
@@ -36,7 +41,9 @@ struct Swiglu {
 // 1 + tanh(z) = 2 sigmoid(2 z): where z is large and negative, the sum of the left cancels and an approximate tanh is
 // all that is left of it.
 struct GegluTanh {
-    static constexpr bool kGated = true;
+    static constexpr __device__ bool is_gated() {
+        return true;
+    }
 
     template <class Cfg>
     static __device__ __forceinline__ float of(float gate, float up) {
@@ -47,7 +54,9 @@ struct GegluTanh {
 
 // The square of what is already bf16: torch's bf16 steps round there too.
 struct Relu2 {
-    static constexpr bool kGated = false;
+    static constexpr __device__ bool is_gated() {
+        return false;
+    }
 
     template <class Cfg>
     static __device__ __forceinline__ float of(float up) {

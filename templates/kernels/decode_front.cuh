@@ -19,10 +19,9 @@ struct Tile {
     u32 first;
 };
 
+// The class of halved tiles; without a gate no tile is of it.
 template <class Cfg>
-__device__ __forceinline__ bool is_halved(const Tile& tile) {
-    return kGated<Cfg> && tile.kind == TileClass::kShared;
-}
+inline constexpr TileClass kHalved = kGated<Cfg> ? TileClass::kShared : TileClass::kNone;
 
 // Of narrow tiles the last of a class takes the last rows of the class: the part of a box that lies outside its tensor
 // is filled with zeros, and slowly.
@@ -54,25 +53,18 @@ __device__ __forceinline__ u32 unit_count(u32 rank) {
     }
 }
 
-// Of a tile whose rows are all of one kind.
-template <class Cfg>
-__device__ __forceinline__ const TensorMap& map_of(const FrontMaps& maps, const Tile& tile) {
-    if constexpr (!kGated<Cfg>) {
-        if (tile.kind == TileClass::kShared) {
-            return maps.shared;
-        }
-    }
-    return tile.kind == TileClass::kRouter ? maps.router : maps.latent;
-}
-
 template <class Cfg>
 __device__ __forceinline__ void load_weights(const FrontMaps& maps, const Tile& tile, u32 a, u32 chunk, u32 barrier) {
-    if (is_halved<Cfg>(tile)) {
+    if constexpr (!kGated<Cfg>) {
+        const TensorMap& shared_or_latent = tile.kind == TileClass::kShared ? maps.shared : maps.latent;
+        const TensorMap& weights = tile.kind == TileClass::kRouter ? maps.router : shared_or_latent;
+        tma_load_3d(a, weights, 0, tile.row, chunk, barrier);
+    } else if (tile.kind == TileClass::kShared) {
         tma_load_3d(a, maps.shared, 0, tile.row, chunk, barrier);
         constexpr u32 kGateBytes = Cfg::kChunksPerStage * Cfg::kChunkABytes / 2;
         tma_load_3d(a + kGateBytes, maps.shared, 0, Cfg::kSharedCols + tile.row, chunk, barrier);
     } else {
-        tma_load_3d(a, map_of<Cfg>(maps, tile), 0, tile.row, chunk, barrier);
+        tma_load_3d(a, tile.kind == TileClass::kRouter ? maps.router : maps.latent, 0, tile.row, chunk, barrier);
     }
 }
 

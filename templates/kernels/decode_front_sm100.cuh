@@ -22,15 +22,13 @@ __device__ __forceinline__ void multiply_stage(const Tile& tile, u32 d, u32 a, u
     for (u32 chunk = 0; chunk < Cfg::kChunksPerStage; ++chunk) {
         const u32 tokens = b + chunk * Cfg::kChunkBBytes;
         const bool add = accumulate || chunk > 0;
-        if constexpr (kGated<Cfg>) {
-            if (is_halved<Cfg>(tile)) {
-                const u32 gate = a + chunk * kHalfChunkBytes;
-                multiply_chunk<Cfg, kHalfShape>(d, gate, tokens, add);
-                multiply_chunk<Cfg, kHalfShape>(d + Cfg::kUpColumn, gate + Cfg::kStageABytes / 2, tokens, add);
-                continue;
-            }
+        if (tile.kind == kHalved<Cfg>) {
+            const u32 gate = a + chunk * kHalfChunkBytes;
+            multiply_chunk<Cfg, kHalfShape>(d, gate, tokens, add);
+            multiply_chunk<Cfg, kHalfShape>(d + Cfg::kUpColumn, gate + Cfg::kStageABytes / 2, tokens, add);
+        } else {
+            multiply_chunk<Cfg, kTileShape<Cfg>>(d, a + chunk * Cfg::kChunkABytes, tokens, add);
         }
-        multiply_chunk<Cfg, kTileShape<Cfg>>(d, a + chunk * Cfg::kChunkABytes, tokens, add);
     }
 }
 
@@ -56,18 +54,6 @@ __device__ __forceinline__ void multiply(const Tile& tile, u32 rank, u32 smem, c
     tcgen05_commit(smem + Cfg::kSumsFullOffset);
 }
 
-// Where a thread's second half of a tile lies. A halved tile's halves are two accumulators of M = 64, which use the
-// lower 16 lanes of each warp's 32 (PTX ISA 9.7.16.10.5); another tile's are the lower and the upper 16 lanes of one of
-// M = 128.
-template <class Cfg>
-__device__ __forceinline__ u32 second_half(const Tile& tile) {
-    if constexpr (kGated<Cfg>) {
-        return is_halved<Cfg>(tile) ? Cfg::kUpColumn : 16u << 16;
-    } else {
-        return 16u << 16;
-    }
-}
-
 // Epilogue warps.
 template <class Cfg>
 __device__ __forceinline__ void finish(
@@ -75,7 +61,9 @@ __device__ __forceinline__ void finish(
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
     // An earlier launch may still read the outputs. From here on waits are bounded.
     griddepcontrol_wait();
-    const u32 second = second_half<Cfg>(tile);
+    // A halved tile's halves are two accumulators of M = 64, which use the lower 16 lanes of each warp's 32 (PTX ISA
+    // 9.7.16.10.5); another tile's are the lower and the upper 16 lanes of one of M = 128.
+    const u32 second = tile.kind == kHalved<Cfg> ? Cfg::kUpColumn : 16u << 16;
     Accumulators<Cfg> acc;
     take_accumulators<Cfg>(acc, at, second, smem, watch);
     if constexpr (Cfg::kClusterCtas == 2) {

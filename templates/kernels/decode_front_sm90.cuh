@@ -18,7 +18,7 @@ __device__ __forceinline__ Fragment fragment_of(const Tile& tile) {
     const u32 warp = warp_index();
     if constexpr (kNarrow<Cfg>) {
         const bool in_half = 16 * warp < Cfg::kBlockM / 2;
-        const bool halved = is_halved<Cfg>(tile);
+        const bool halved = tile.kind == kHalved<Cfg>;
         return {
             threadIdx.x,
             warp,
@@ -36,7 +36,7 @@ template <class Cfg>
 __device__ __forceinline__ void accumulate(
     Accumulators<Cfg>& acc, Ring<Cfg>& ring, u32 units, const Tile& tile, const Fragment& at, u32 smem,
     const Watch& watch) {
-    const bool halved = is_halved<Cfg>(tile);
+    const bool halved = tile.kind == kHalved<Cfg>;
     // A box of a halved tile holds half of the rows of all chunks of a stage, gate or up; one of another tile all rows.
     const u32 a_half = halved ? Cfg::kChunksPerStage * Cfg::kChunkABytes / 2 : Cfg::kHalfRows * Cfg::kBlockK * 2;
     const u32 a_chunk = halved ? Cfg::kChunkABytes / 2 : Cfg::kChunkABytes;

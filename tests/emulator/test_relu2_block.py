@@ -83,11 +83,15 @@ PLANTED = {
         "bf16_low(cvt_rn_bf16x2(0.0f, up)) * 1.05f",
         Case("front", 8, 129, arch="sm_100a", sm_count=148),
     ),
-    "the map of another class": ("return maps.shared;", "return maps.latent;", Case("front", 8, 5)),
+    "the map of another class": (
+        "TileClass::kShared ? maps.shared : maps.latent;",
+        "TileClass::kShared ? maps.latent : maps.latent;",
+        Case("front", 8, 5),
+    ),
     "gate rows where there are none": (
         "kGated<Cfg> ? Cfg::kSharedCols : Cfg::kBlockN / 2}",
         "Cfg::kSharedCols}",
-        Case("front", 8, 193, sm_count=6),
+        Case("front", 1, 193, sm_count=6),
     ),
 }
 
