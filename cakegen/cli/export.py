@@ -196,8 +196,11 @@ def _refuse_other_name(file: Path, name: str) -> None:
     from cakegen import paths
     from cakegen.errors import SpecError
 
-    if file.resolve().parent.parent == paths.exports_root() and file.parent.name != name:
-        raise SpecError(f"{file.parent.name}/{file.name}: name = {name!r}; it must be its folder's name")
+    if file.resolve().parent.parent != paths.exports_root():
+        return
+    whose, needed = ("folder", file.parent.name) if file.name == "export.toml" else ("file", file.stem)
+    if needed != name:
+        raise SpecError(f"{file.parent.name}/{file.name}: name = {name!r}; it must be its {whose}'s name")
 
 
 def _trees_root(check: bool, dest: Path | None) -> Path:
