@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 from support.models import kimi_k3_model, tiny_model
@@ -11,6 +13,14 @@ from support.runtime.fakes import FakeCompiler, FakeDriver, Machine, registry_of
 
 from cakegen.registry import Registry
 from cakegen.runtime import control, device, driver, programs, streams, workspace
+
+
+@pytest.fixture(scope="module", autouse=True)
+def older_objects_set_aside() -> Iterator[None]:
+    """A collection looks at what these tests made, and not at the plans and programs of all tests before them."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
