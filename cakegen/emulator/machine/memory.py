@@ -31,10 +31,9 @@ MOST_CTAS = 1 << 20
 SHARED_START = 0x400
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
-# Where the generic address space shows the shared, the parameter and the local window; above any address of a process.
+# Where the generic address space shows the shared and the parameter window; above any address of a process.
 SHARED_WINDOW = 1 << 60
 PARAM_WINDOW = 2 << 60
-LOCAL_WINDOW = 3 << 60
 _POISON = 0xA5
 # Told of accesses by threads: the allocation, offsets, their width in bytes, and whether they write.
 Observer = Callable[["Buffer", Lanes, int, bool], None]

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.lane_ops import Mask, load_generic, store_generic
-from cakegen.emulator.machine.memory import LOCAL_WINDOW, PARAM_WINDOW
+from cakegen.emulator.machine.memory import PARAM_WINDOW
 from cakegen.emulator.machine.warp import Warp
 
 Lanes = NDArray[Any]
 
+# The window of local memory in the generic address space, behind that of parameters.
+LOCAL_WINDOW = 3 << 60
 _WINDOW_SHIFT = np.uint64(60)
 _TEXT_BYTES = 512
 
