@@ -155,7 +155,7 @@ def test_place_names_source_lines_from_the_innermost_call_out() -> None:
             ".reg .b32 %r1; selp.u32 %r1, 1, 2, !%r1; ret;",
             "line 6: '!%r1' negates a register of type b32, and no predicate",
         ),
-        (".local .align 4 .b8 depot[16]; ret;", "line 6: directive"),
+        (".maxreg 4; ret;", "line 6: directive"),
         ("ret", "no semicolon"),
     ],
 )
@@ -169,7 +169,6 @@ def test_what_the_reader_does_not_know_is_refused_with_its_line(body: str, messa
     [
         "add.cc.u32 %r0, %r0, %r0",
         "mul24.lo.u32 %r0, %r0, %r0",
-        "ld.local.u32 %r0, [%r0]",
         "createpolicy.whole.L2::evict_last.b64 %rd0",
     ],
 )
