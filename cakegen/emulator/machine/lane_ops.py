@@ -1,4 +1,4 @@
-"""What blocks call: memory accesses, shuffles, branches of one warp.
+"""What blocks call: memory accesses and branches of one warp.
 
 A mask is None where all 32 lanes are active; else lanes outside of it touch nothing and get zeros.
 """
@@ -11,27 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault
-from cakegen.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, SharedMemory
-from cakegen.emulator.machine.warp import Warp
-from cakegen.emulator.text.arithmetic import shuffle
+from cakegen.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW
+from cakegen.emulator.machine.warp import Cta, Warp
 from cakegen.emulator.units.launch_control import first_ctaid, is_canceled
-from cakegen.errors import EmulationError
 
 Lanes = NDArray[Any]
 Mask = NDArray[np.bool_] | None
 
 ALL = b"\x01" * 32
 NONE = b"\x00" * 32
-_LANE_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
-_ALL_MEMBERS = b"\xff" * 128
 
 
 def environment() -> dict[str, Any]:
     """Names that blocks use."""
     names = (
         "branch divergent_branch pack unpack load_shared load_cluster load_global load_constant load_generic "
-        "store_shared store_cluster store_global store_generic shuffle_lanes vote_ballot vote_any vote_all elect_lane "
-        "sync_lanes part_of_warp by_all"
+        "store_shared store_cluster store_global store_generic part_of_warp by_all"
     )
     table = {name: globals()[name] for name in names.split()}
     return table | {"is_canceled": is_canceled, "first_ctaid": first_ctaid}
@@ -86,21 +81,23 @@ def load_shared(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, i
     width = int(kind[1]) * length
     thread = w.at(index, mask, strong)
     if mask is None:
-        _own_window(w, addresses)
+        own_window(w, addresses)
         return _items(w.cta.shared.load(addresses, width, thread), kind)
     active = np.flatnonzero(mask)
     if not active.size:
         return np.zeros((length, 32), kind)
-    _own_window(w, addresses[active])
+    own_window(w, addresses[active])
     return _items(_spread(w.cta.shared.load(addresses[active], width, thread), active, width), kind)
 
 
-def _own_window(w: Warp, addresses: Lanes) -> None:
+def own_window(w: Warp, addresses: Lanes) -> None:
+    """Refuse `shared::cta` addresses of another CTA."""
     if np.count_nonzero(addresses >> np.uint32(RANK_SHIFT) != w.cta.shared.rank):
         raise Fault("out-of-bounds", "a shared::cta access with the address of another CTA of the cluster")
 
 
-def _peer(w: Warp, addresses: Lanes) -> SharedMemory:
+def peer_of(w: Warp, addresses: Lanes) -> Cta:
+    """The CTA of the cluster whose shared memory some addresses name."""
     ranks = addresses >> np.uint32(RANK_SHIFT)
     if (ranks != ranks[0]).any():
         raise Fault("out-of-bounds", "lanes of one shared::cluster access name different CTAs (not modelled)")
@@ -110,7 +107,7 @@ def _peer(w: Warp, addresses: Lanes) -> SharedMemory:
             "race",
             f"an access to shared memory of cluster rank {rank}, and no barrier.cluster has shown that it has started",
         )
-    return w.cta.peer(rank).shared
+    return w.cta.peer(rank)
 
 
 def load_cluster(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
@@ -119,7 +116,7 @@ def load_cluster(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, 
     if not active.size:
         return np.zeros((length, 32), kind)
     width = int(kind[1]) * length
-    rows = _peer(w, addresses[active]).load(addresses[active], width, w.at(index, mask, strong))
+    rows = peer_of(w, addresses[active]).shared.load(addresses[active], width, w.at(index, mask, strong))
     return _items(_spread(rows, active, width), kind)
 
 
@@ -143,7 +140,8 @@ def load_constant(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask,
     return load_global(w, addresses, kind, length, mask, index, strong)
 
 
-def _in_shared_window(addresses: Lanes, mask: Mask) -> bool:
+def in_shared_window(addresses: Lanes, mask: Mask) -> bool:
+    """Whether generic addresses are of shared memory."""
     active = addresses if mask is None else addresses[mask]
     inside = (active >= np.uint64(SHARED_WINDOW)) & (active < np.uint64(2 * SHARED_WINDOW))
     if inside.any() and not inside.all():
@@ -151,21 +149,22 @@ def _in_shared_window(addresses: Lanes, mask: Mask) -> bool:
     return bool(inside.any())
 
 
-def _narrow(addresses: Lanes) -> Lanes:
+def within_window(addresses: Lanes) -> Lanes:
+    """Generic addresses of shared memory as those of its window."""
     return (addresses - np.uint64(SHARED_WINDOW)).astype(np.uint32)
 
 
 def load_generic(w: Warp, addresses: Lanes, kind: str, length: int, mask: Mask, index: int, strong: int = -1) -> Lanes:
     """`ld` without a state space."""
-    if _in_shared_window(addresses, mask):
-        return load_cluster(w, _narrow(addresses), kind, length, mask, index, strong)
+    if in_shared_window(addresses, mask):
+        return load_cluster(w, within_window(addresses), kind, length, mask, index, strong)
     return load_global(w, addresses, kind, length, mask, index, strong)
 
 
 def store_generic(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, index: int, strong: int = -1) -> None:
     """`st` without a state space."""
-    if _in_shared_window(addresses, mask):
-        store_cluster(w, _narrow(addresses), values, mask, index, strong)
+    if in_shared_window(addresses, mask):
+        store_cluster(w, within_window(addresses), values, mask, index, strong)
     else:
         store_global(w, addresses, values, mask, index, strong)
 
@@ -177,7 +176,7 @@ def store_shared(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, ind
         addresses, rows = addresses[mask], rows[mask]
         if not addresses.size:
             return
-    _own_window(w, addresses)
+    own_window(w, addresses)
     w.cta.shared.store(addresses, rows, w.at(index, mask, strong))
 
 
@@ -187,7 +186,7 @@ def store_cluster(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, in
     if mask is not None:
         addresses, rows = addresses[mask], rows[mask]
     if addresses.size:
-        _peer(w, addresses).store(addresses, rows, w.at(index, mask, strong))
+        peer_of(w, addresses).shared.store(addresses, rows, w.at(index, mask, strong))
 
 
 def store_global(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, index: int, strong: int = -1) -> None:
@@ -201,74 +200,6 @@ def store_global(w: Warp, addresses: Lanes, values: list[Lanes], mask: Mask, ind
     if w.machine.watched:
         # every word of 8 bytes, since somebody may poll any of them
         w.machine.touch((addresses[:, None] + np.arange(0, rows.shape[1], 8, dtype=np.uint64)).ravel())
-
-
-def shuffle_lanes(w: Warp, mode: str, value: Lanes, b: Lanes, c: Lanes, members: Lanes, mask: Mask) -> Any:
-    """`shfl.sync`; reading a lane that does not take part is a fault."""
-    result, inside = shuffle(mode, value, b, c)
-    active = _require_members(w, members, mask)
-    if active is not None:
-        source, _ = shuffle(mode, np.arange(32, dtype=np.uint32), b, c)
-        listed = members >> source & np.uint32(1) != 0
-        if not (active[source] & listed)[active].all():
-            raise Fault("divergence", "shfl.sync reads a lane that does not execute it")
-    return result, inside
-
-
-def _require_members(w: Warp, members: Lanes, mask: Mask) -> Mask:
-    """The active lanes, or None where all 32 are and name all 32.
-
-    Raises
-    ------
-    Fault
-        A lane executes it whose own mask leaves it out, or names a lane that does not execute it with the same mask.
-    """
-    if mask is None and members.tobytes() == _ALL_MEMBERS:
-        return None
-    active = np.ones(32, np.bool_) if mask is None else mask
-    # [lane that executes it, lane that it names]
-    named = (members[:, None] & _LANE_BITS != 0)[active]
-    own = members[active]
-    if not (own & _LANE_BITS[active]).all():
-        raise Fault("divergence", f"a lane executes it that its member mask {int(own[0]):#x} leaves out")
-    if (named & w.live_lanes() & ~active).any():
-        raise Fault("divergence", f"a lane of its member mask {int(own[0]):#x} does not execute it")
-    if (named & active & (members != own[:, None])).any():
-        raise Fault("divergence", "its lanes name each other with different member masks")
-    return active
-
-
-def sync_lanes(w: Warp, members: Lanes, mask: Mask) -> None:
-    """`bar.warp.sync`."""
-    w.sync_lanes(_require_members(w, members, mask))
-
-
-def vote_ballot(w: Warp, predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
-    """`vote.sync.ballot.b32`: of the lanes that each lane's mask names."""
-    active = _require_members(w, members, mask)
-    voted = predicate if active is None else predicate & active
-    ballots: Lanes = np.uint32((_LANE_BITS * voted).sum()) & members
-    return ballots
-
-
-def vote_any(w: Warp, predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
-    """`vote.sync.any.pred`."""
-    return np.asarray(vote_ballot(w, predicate, members, mask) != 0)
-
-
-def vote_all(w: Warp, predicate: Lanes, members: Lanes, mask: Mask) -> Lanes:
-    """`vote.sync.all.pred`."""
-    return np.asarray(vote_ballot(w, ~predicate, members, mask) == 0)
-
-
-def elect_lane(w: Warp, members: Lanes, mask: Mask) -> Any:
-    """`elect.sync`: one lane of the mask, the same for the same mask; which one is the launch's choice."""
-    among = _require_members(w, members, mask)
-    if among is not None and (members[among] != members[among][0]).any():
-        raise EmulationError("elect.sync of lanes with several member masks at once is not modelled")
-    active = np.arange(32) if among is None else np.flatnonzero(among)
-    lane = int(active[w.machine.elect_salt % active.size])
-    return np.full(32, lane, np.uint32), np.arange(32) == lane
 
 
 def part_of_warp(what: str) -> None:

@@ -19,6 +19,7 @@ from cakegen.emulator.order.access_order import AccessOrder
 from cakegen.emulator.text.forms.writer import BANK_TYPES
 from cakegen.emulator.text.ptx import MALFORMED, Immediate, Kernel, Register, malformed
 from cakegen.emulator.text.reach import EXIT
+from cakegen.emulator.text.stops import MEMBER_MASKED
 from cakegen.emulator.text.translate import Program
 from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.product_chains import MultiplyAdd
@@ -385,7 +386,7 @@ class Machine:
         instruction = self.kernel.instructions[strand.pc]
         if "aligned" not in instruction.parts and instruction.root != "barrier" and instruction.operands:
             members = instruction.operands[-1]
-            if instruction.root in ("shfl", "vote", "elect") or instruction.parts[1:2] == ("warp",):
+            if instruction.root in MEMBER_MASKED or instruction.parts[1:2] == ("warp",):
                 wanted = wanted & self._member_lanes(members, strand)
         return not np.count_nonzero(wanted & ~strand.mask)
 

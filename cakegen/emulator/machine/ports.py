@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cakegen.emulator.machine.adversary import Adversary
 from cakegen.emulator.machine.memory import GlobalMemory
+from cakegen.emulator.text.ptx import Kernel
 from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.wgmma.issue import ProductHost
 
@@ -61,6 +62,10 @@ class HasAdversary(Protocol):
 
 class WarpHost(Wakes, Watches, HasMemory, ProductHost, Protocol):
     """What warps and CTAs ask of their launch."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel's records."""
 
     @property
     def grid(self) -> Triple:

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.atomics import run_atomic
 from cakegen.emulator.machine.cta_barriers import run_barrier
-from cakegen.emulator.machine.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
-from cakegen.emulator.machine.ports import HasMemory
+from cakegen.emulator.machine.operands import active_lanes, park, refused
+from cakegen.emulator.machine.strong_access import run_strong_access
 from cakegen.emulator.machine.warp import Cta, Strand
-from cakegen.emulator.order.vector_clock import SCOPES
-from cakegen.emulator.text.ptx import Instruction, Vector
+from cakegen.emulator.text.ptx import Instruction
 from cakegen.emulator.units.copy_async import run_copy_async
 from cakegen.emulator.units.launch_control import run_launch_control
 from cakegen.emulator.units.tcgen05.dispatch import run_tcgen05
@@ -33,7 +33,6 @@ _RELEASING = {"bar", "barrier", "atom", "red", "st"}
 _WAITING = {"bar", "barrier", "mbarrier", "ld"}
 _SENDING = {"arrive", "init", "inval", "expect_tx", "complete_tx"}
 _BULK_GROUPS = {"bulk_group", "commit_group", "wait_group"}
-_ATOMS = {"add", "inc", "cas", "exch", "min", "max", "and", "or", "xor"}
 
 
 class Triggers(Protocol):
@@ -60,17 +59,6 @@ class GridHost(Protocol):
     @property
     def residency(self) -> Triggers:
         """Who has triggered."""
-
-
-class WordHost(HasMemory, Protocol):
-    """What strong accesses ask of their launch."""
-
-    @property
-    def watched(self) -> dict[int, list[Any]]:
-        """Address of a word -> strands that poll it."""
-
-    def touch(self, addresses: Array) -> None:
-        """Global words were written."""
 
 
 class HasTime(Protocol):
@@ -161,98 +149,6 @@ def _grid_dependency(machine: GridHost, strand: Strand, instruction: Instruction
         park(strand, prerequisite.waiters, prerequisite)
 
 
-def _combine(operation: str, old: int, b: int, c: int) -> int:
-    """PTX ISA 9.7.13.5; unsigned."""
-    if operation == "cas":
-        return c if old == b else old
-    if operation == "inc":
-        return 0 if old >= b else old + 1
-    table = {"add": old + b, "exch": b, "min": min(old, b), "max": max(old, b)}
-    return (table | {"and": old & b, "or": old | b, "xor": old ^ b})[operation]
-
-
-def _strong_scope(parts: tuple[str, ...]) -> int:
-    """The scope of a strong access; of an atomic without one, the GPU."""
-    return next((SCOPES[part] for part in parts if part in SCOPES), SCOPES["gpu"])
-
-
-def _atomic(machine: WordHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    operation = next((part for part in instruction.parts if part in _ATOMS), None)
-    kind = instruction.parts[-1]
-    if operation is None or kind not in ("u32", "b32", "u64", "b64") or "global" not in instruction.parts:
-        raise refused(instruction)
-    width = int(kind[1:]) // 8
-    operands = instruction.operands[1:] if instruction.root == "atom" else instruction.operands
-    address = read_address(strand, operands[0], "u8")
-    values = [read_lanes(strand, operand, f"u{width}") for operand in operands[1:]]
-    old = np.zeros(32, f"u{width}")
-    parts = instruction.parts
-    thread = strand.warp.thread
-    acquires, releases = bool({"acquire", "acq_rel"} & set(parts)), bool({"release", "acq_rel"} & set(parts))
-    # the read of a `red` acquires nothing (PTX ISA 8.8)
-    reader = thread if instruction.root == "atom" else None
-    place = (strand.pc - 1, active, _strong_scope(parts))
-    for lane in np.flatnonzero(active):
-        at = address[lane : lane + 1]
-        before = int(
-            machine.memory.load(at, width, reader and reader.at(*place, orders=acquires)).view(f"u{width}")[0, 0]
-        )
-        b, c = (int(values[i][lane]) if i < len(values) else 0 for i in (0, 1))
-        after = _combine(operation, before, b, c) & ((1 << 8 * width) - 1)
-        row = np.array([[after]], f"u{width}").view(np.uint8)
-        thread = thread and thread.at(*place, orders=releases, chained=True)
-        machine.memory.store(at, row, strand.warp.cta.index, thread)
-        old[lane] = before
-        machine.touch(at)
-    if instruction.root == "atom":
-        write_lanes(strand, instruction.operands[0], active, old)
-
-
-def _strong_access(machine: WordHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    """`ld.acquire`, `ld.relaxed`, `st.release`, `st.relaxed`: loads of one word, stores of a vector, too.
-
-    A load that finds again what the same lanes found at the same instruction is a poll: it parks until the word is
-    written. A vector is aligned to its size (PTX ISA 6.4.1.3), and stored as its elements would be (9.7.9.12).
-    """
-    kind = instruction.parts[-1]
-    if "global" not in instruction.parts or kind not in ("u32", "b32", "u64", "b64"):
-        raise refused(instruction)
-    width = int(kind[1:]) // 8
-    thread = strand.warp.thread
-    place = (strand.pc - 1, active, _strong_scope(instruction.parts))
-    if instruction.root == "st":
-        address, value = instruction.operands
-        at = read_address(strand, address, "u8")[active]
-        words = value.items if isinstance(value, Vector) else (value,)
-        values = np.stack([read_lanes(strand, word, f"u{width}")[active] for word in words], axis=1)
-        rows = values.view(np.uint8).reshape(-1, len(words) * width)
-        thread = thread and thread.at(*place, orders="release" in instruction.parts)
-        machine.memory.store(at, rows, strand.warp.cta.index, thread)
-        machine.touch((at[:, None] + np.arange(0, rows.shape[1], width, dtype=np.uint64)).ravel())
-        return
-    target, address = instruction.operands
-    at = read_address(strand, address, "u8")[active]
-    thread = thread and thread.at(*place, orders="acquire" in instruction.parts)
-    rows = machine.memory.load(at, width, thread)
-    poll = (strand.pc, int(at[0]), rows.tobytes())
-    word = int(at[0]) & ~7
-    if poll == strand.last_poll and (at == at[0]).all():
-        strand.pc -= 1
-        found = int.from_bytes(rows[0].tobytes(), "little")
-        park(strand, machine.watched.setdefault(word, []), f"a change of {_named(machine, at)} from {found}")
-        strand.last_poll = None
-        return
-    strand.last_poll = poll
-    values = np.zeros(32, f"u{width}")
-    values[active] = rows.view(f"u{width}")[:, 0]
-    write_lanes(strand, target, active, values)
-
-
-def _named(machine: HasMemory, at: Array) -> str:
-    buffer, offsets = machine.memory.find(at[:1], 4, "poll")
-    return f"{buffer.name} + {int(offsets[0])}"
-
-
 HANDLERS: dict[str, Handler] = {
     "bar": run_barrier,
     "barrier": run_barrier,
@@ -261,10 +157,10 @@ HANDLERS: dict[str, Handler] = {
     "cp.async": run_copy_async,
     "cp.bulk_group": run_bulk_group,
     "st.async": run_store_async,
-    "atom": _atomic,
-    "red": _atomic,
-    "ld": _strong_access,
-    "st": _strong_access,
+    "atom": run_atomic,
+    "red": run_atomic,
+    "ld": run_strong_access,
+    "st": run_strong_access,
     "clusterlaunchcontrol": run_launch_control,
     "tcgen05": run_tcgen05,
     "griddepcontrol": _grid_dependency,

@@ -18,6 +18,7 @@ from cakegen.emulator.faults import Fault, Where, lanes_text
 from cakegen.emulator.machine.adversary import MAX_WARPS
 from cakegen.emulator.machine.memory import SHARED_START, GlobalMemory, SharedMemory
 from cakegen.emulator.machine.ports import WarpHost
+from cakegen.emulator.machine.special_registers import ThreadPlace, read_special
 from cakegen.emulator.order.vector_clock import Position, Released
 from cakegen.emulator.order.warp_order import WarpOrder
 from cakegen.emulator.units.barriers import BarrierOrder, CountedBarrier, MBarrier
@@ -26,7 +27,6 @@ from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.tcgen05.tensor_memory import TensorMemory, TensorTraffic
 from cakegen.emulator.units.tma.bulk_groups import BulkQueue
 from cakegen.emulator.units.wgmma.issue import WgmmaUnit
-from cakegen.errors import EmulationError
 
 Lanes = NDArray[Any]
 _ALL = b"\x01" * 32
@@ -125,38 +125,28 @@ class Warp:
     def special(self, name: str) -> Lanes:
         """A special register, as u32."""
         if name not in self._specials:
-            self._specials[name] = self._read_special(name)
+            self._specials[name] = read_special(name, self._place())
         return self._specials[name]
 
-    def _read_special(self, name: str) -> Lanes:
-        lane = np.arange(32, dtype=np.uint32)
-        thread = np.uint32(32 * self.index) + lane
-        x, y, _ = self.machine.block
-        axis = {"x": 0, "y": 1, "z": 2}.get(name[-1], 0)
-        values: dict[str, Any] = {
-            "tid.x": thread % np.uint32(x),
-            "tid.y": thread // np.uint32(x) % np.uint32(y),
-            "tid.z": thread // np.uint32(x * y),
-            "laneid": lane,
-            "warpid": self.index,
-            "cluster_ctarank": self.cta.shared.rank,
-            "cluster_nctarank": len(self.cta.cluster.ctas),
-        }
-        for prefix, triple in (
-            ("ntid", self.machine.block),
-            ("ctaid", self.cta.coordinates),
-            ("nctaid", self.machine.grid),
-            ("cluster_ctaid", self.cta.cluster_coordinates),
-            ("cluster_nctaid", self.machine.cluster),
-        ):
-            if name == f"{prefix}.{name[-1]}":
-                values[name] = triple[axis]
-        if name not in values:
-            raise EmulationError(f"special register %{name} is not modelled")
-        return np.broadcast_to(np.asarray(values[name], np.uint32), (32,)).copy()
+    def _place(self) -> ThreadPlace:
+        machine, cta = self.machine, self.cta
+        end = cta.shared.num_bytes
+        return ThreadPlace(
+            target=machine.kernel.target,
+            grid=machine.grid,
+            block=machine.block,
+            cluster=machine.cluster,
+            warp=self.index,
+            cta=cta.index,
+            coordinates=cta.coordinates,
+            cluster_coordinates=cta.cluster_coordinates,
+            rank=cta.shared.rank,
+            dynamic_bytes=end - machine.dynamic_start,
+            shared_bytes=end,
+        )
 
     def clock(self) -> Lanes:
-        """`%globaltimer`: the machine's modelled time in ns."""
+        """`%globaltimer` and `%clock64`: the machine's modelled time in ns."""
         return np.full(32, self.machine.read_clock(), np.uint64)
 
     def symbol(self, name: str) -> Lanes:
@@ -298,7 +288,7 @@ class Cluster:
 
 @dataclass(eq=False)
 class RemoteArrival(Pending):
-    """An arrival on its way to another CTA's barrier.
+    """An arrival at a barrier, which may be on its way to another CTA.
 
     It is a release by its thread: earlier ones of the warp arrive before it, and whatever the warp releases later (an
     arrival, a barrier, an atomic) comes after it (PTX ISA 8.8).
@@ -311,6 +301,18 @@ class RemoteArrival(Pending):
     tx_bytes: int = 0
     where: Where | None = None
     released: Released | None = None
+    drops: bool = False
+    may_complete: bool = True
+
+    def arrive(self) -> None:
+        """Arrive; with `.noComplete` the phase must not end by it."""
+        barrier = self.cta.barrier_at(self.barrier_offset)
+        phase = barrier.phase
+        if self.drops:
+            barrier.drop(self.count)
+        self.cta.arrive(self.barrier_offset, self.count, self.tx_bytes, self.released)
+        if not self.may_complete and barrier.phase != phase:
+            raise Fault("barrier", f"{barrier}: an arrival with .noComplete completed phase {phase}")
 
     def complete(self) -> None:
         """Arrive, after the earlier ones."""
@@ -318,6 +320,6 @@ class RemoteArrival(Pending):
         while self in on_their_way:
             first = on_their_way.pop(0)
             try:
-                first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes, first.released)
+                first.arrive()
             except Fault as fault:
                 raise (fault.at(first.where) if first.where else fault) from None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cakegen.emulator.text.parse import split_operands
+from cakegen.emulator.text.operand_text import split_operands
 from cakegen.emulator.text.ptx import Instruction
 
 _STATEMENT = re.compile(r"(@!?[%\w$]+\s+)?([a-z][\w.:]*)\s*(.*)", re.S)

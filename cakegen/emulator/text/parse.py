@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from cakegen.emulator.text.declarations import (
@@ -19,6 +19,7 @@ from cakegen.emulator.text.declarations import (
     parse_parameters,
     parse_shared,
 )
+from cakegen.emulator.text.operand_text import parse_number, split_operands, symbols_of
 from cakegen.emulator.text.ptx import (
     BANK_BYTES,
     MALFORMED,
@@ -50,7 +51,6 @@ _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)
 _LABEL = re.compile(r"([$\w]+)\s*:(?!:)")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
-_NUMBER = re.compile(r"-?\d+$|-?0[xX][0-9a-fA-F]+U?$")
 # Special registers (PTX ISA 10); which of them are modelled is known when one is read.
 SPECIAL = re.compile(
     r"(?:tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)\.[xyz]|laneid|warpid|nwarpid|smid|nsmid"
@@ -300,15 +300,12 @@ class _Body:
             if not SPECIAL.fullmatch(text[1:]):
                 raise self._error(position, f"register {text} is not declared")
             return Special(text[1:])
-        if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
-            return Immediate(int(text[2:], 16), 4)
-        if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
-            return Immediate(int(text[2:], 16), 8)
-        if _NUMBER.match(text):
-            value = int(text.rstrip("U"), 0) if len(text) < 32 else 1 << 64
-            if not -(1 << 63) <= value < 1 << 64:
-                raise self._error(position, f"{text[:40]!r} does not fit 64 bits")
-            return Immediate(value)
+        try:
+            number = parse_number(text)
+        except OverflowError as error:
+            raise self._error(position, str(error)) from None
+        if number is not None:
+            return number
         if re.fullmatch(r"[$\w]+", text):
             return Symbol(text)
         raise self._unknown(position, f"operand {text!r} is not modelled")
@@ -365,33 +362,7 @@ class _Body:
         return EmulationError(f"PTX line {self._line(position)}: {what}")
 
 
-def symbols_of(operands: Iterable[Operand]) -> Iterator[str]:
-    """Names of variables in some operands."""
-    for operand in operands:
-        if isinstance(operand, Symbol):
-            yield operand.name
-        elif isinstance(operand, Address):
-            yield from symbols_of((operand.base, *operand.coordinates))
-        elif isinstance(operand, Vector):
-            yield from symbols_of(operand.items)
-
-
 def _unknown_symbol(name: str, line: int, head: str) -> EmulationError:
     if re.search(rf"\.(?:global|const)\s[^;{{}}]*(?<![\w$]){re.escape(name)}(?![\w$])", head):
         return EmulationError(f"PTX line {line}: variable {name} of the module's .global or .const is not modelled")
     return PtxError(f"PTX line {line}: nothing is called {name}: no parameter, and no shared variable")
-
-
-def split_operands(text: str) -> list[str]:
-    """Cut at commas outside of brackets and braces."""
-    parts, depth, start = [], 0, 0
-    for index, character in enumerate(text):
-        if character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
-        elif character == "," and depth == 0:
-            parts.append(text[start:index].strip())
-            start = index + 1
-    parts.append(text[start:].strip())
-    return [part for part in parts if part]

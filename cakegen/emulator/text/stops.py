@@ -7,6 +7,8 @@ from cakegen.emulator.text.ptx import Instruction
 # Executed by `synchronise`: warps meet here, or asynchronous work begins.
 STOPS = {"bar", "barrier", "mbarrier", "cp", "st.async", "atom", "red", "trap", "tcgen05", "griddepcontrol"}
 STOPS |= {"clusterlaunchcontrol.try_cancel"}
+# Their last operand names the lanes that must be there.
+MEMBER_MASKED = {"shfl", "vote", "elect", "match", "redux"}
 _STRONG = {"acquire", "release", "relaxed"}
 
 

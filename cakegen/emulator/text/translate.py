@@ -9,31 +9,27 @@ One line of a function is one instruction, so that a traceback's line says where
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cakegen.emulator.machine import lane_ops
+from cakegen.emulator.machine import collectives, lane_ops
 from cakegen.emulator.order.fences import decode_fence
-from cakegen.emulator.order.vector_clock import GPU
 from cakegen.emulator.text.block import Block
 from cakegen.emulator.text.expressions import ExpressionWriter, environment
-from cakegen.emulator.text.forms.writer import BANK_TYPES, TYPES, TYPES_BYTES
+from cakegen.emulator.text.forms.accesses import load, store
+from cakegen.emulator.text.forms.collectives import COLLECTIVES
+from cakegen.emulator.text.forms.writer import TYPES
 from cakegen.emulator.text.issue_runs import issue_later, issue_together
 from cakegen.emulator.text.memo import MemoWriter
 from cakegen.emulator.text.ptx import (
     MALFORMED,
-    Address,
     Instruction,
     Kernel,
     Label,
-    Operand,
     Pair,
     Register,
-    Sink,
-    Symbol,
     Vector,
     malformed,
 )
@@ -47,13 +43,8 @@ from cakegen.emulator.units.wgmma.form import decode_wgmma
 from cakegen.errors import EmulationError, PtxError
 
 # No effect here: hints and register counts.
-_NO_EFFECT = {"setmaxnreg", "nanosleep", "prefetch"}
-# With them, what caches are told: hints (PTX ISA 9.7.9.1, 9.7.9.2).
-_LD_MODIFIERS = {"nc", "volatile", "weak", "L1::no_allocate", "L2::128B", "L2::256B"}
-_LD_MODIFIERS |= {"ca", "cg", "cs", "L1::evict_first", "L1::evict_last"}
-_ST_MODIFIERS = {"volatile", "weak", "L1::no_allocate", "L1::evict_first", "wb", "cg", "cs"}
-_VECTORS = {"v2", "v4", "v8"}
-_SPACES = {"global", "shared", "shared::cta", "shared::cluster", "param"}
+_NO_EFFECT = {"setmaxnreg", "nanosleep", "prefetch", "prefetchu", "discard", "applypriority", "pmevent"}
+_LINES = COLLECTIVES | {"ld": load, "st": store}
 
 
 # What is decoded once, to be called with a warp and its active lanes; an instruction may need its own index.
@@ -78,7 +69,8 @@ class Program:
 
     def __post_init__(self) -> None:
         self.writer = ExpressionWriter(self.kernel)
-        self.scope = {**environment(), **lane_ops.environment(), "K": self.writer.constants, "I": {}, "M": []}
+        names = environment() | lane_ops.environment() | collectives.environment()
+        self.scope = names | {"K": self.writer.constants, "I": {}, "M": []}
 
     @functools.cached_property
     def memos(self) -> MemoWriter:
@@ -229,18 +221,15 @@ class _BlockWriter:
             if query is None:
                 raise self._writer.refuse(instruction)
             items = target.items if isinstance(target, Vector) else (target,)
-            self._line(index, self._assign_all(items, *query, mask))
-        elif root == "bar":
-            self._line(index, f"sync_lanes(w, {self._writer.read(instruction.operands[0], 'u4')}, {mask})")
+            self._line(index, self._writer.assign_all(items, *query, mask))
         elif root == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
             self._line(index, self._pack_or_unpack(instruction, mask))
         elif self._writer.knows(root):
             self._line(index, self._result(instruction, mask))
-        elif root in ("ld", "st"):
-            access = self._load if root == "ld" else self._store
-            self._line(index, access(index, instruction, mask))
-        elif root in ("shfl", "vote", "elect", "wgmma"):
-            self._line(index, getattr(self, f"_{root}")(index, instruction, mask))
+        elif root in _LINES:
+            self._line(index, _LINES[root](self._writer, instruction, mask, index))
+        elif root == "wgmma":
+            self._line(index, self._wgmma(index, instruction, mask))
         else:
             raise self._writer.refuse(instruction)
 
@@ -251,26 +240,14 @@ class _BlockWriter:
         guard = f"{'~' if instruction.guard_negated else ''}R[{instruction.guard.index}]"
         return f"({guard} & m)" if self._divergent else f"({guard})"
 
-    def _assign(self, target: Operand, text: str, kind: str, mask: str) -> str:
-        if isinstance(target, Sink):
-            return text
-        if not isinstance(target, Register):
-            raise PtxError(f"{target} can't be written")
-        bank = BANK_TYPES[target.bank]
-        if bank != kind:
-            same = TYPES_BYTES[bank] == TYPES_BYTES[kind] and "?" not in (bank, kind)
-            text = f"{text}.{'view' if same else 'astype'}('{bank}')"
-        name = f"R[{target.index}]"
-        return f"{name} = {text}" if mask == "None" else f"{name} = where({mask}, {text}, {name})"
-
     def _result(self, instruction: Instruction, mask: str) -> str:
         """Arithmetic; where it has two results, both are computed before either is written."""
         text, kind = self._writer.value(instruction)
         target = instruction.operands[0]
         if not isinstance(target, Pair):
-            return self._assign(target, text, kind, mask)
+            return self._writer.assign(target, text, kind, mask)
         other, _ = self._writer.second_value(instruction)
-        return self._assign_all((target.first, target.second), f"({text}, {other})", kind, mask)
+        return self._writer.assign_all((target.first, target.second), f"({text}, {other})", kind, mask)
 
     def _pack_or_unpack(self, instruction: Instruction, mask: str) -> str:
         target, source = instruction.operands
@@ -282,96 +259,9 @@ class _BlockWriter:
         if isinstance(source, Vector):
             values = ", ".join(self._writer.read(item, part) for item in source.items)
             kind = whole if wide else f"u{whole[1]}"
-            return self._assign(target, f"pack([{values}], '{whole}')", kind, mask)
+            return self._writer.assign(target, f"pack([{values}], '{whole}')", kind, mask)
         text = f"unpack({self._writer.read(source, whole if wide else f'u{whole[1]}')}, '{part}')"
-        return self._assign_all(vector.items, text, part, mask)
-
-    def _assign_all(self, targets: tuple[Operand, ...], text: str, kind: str, mask: str) -> str:
-        """`t = …; R[a] = t[0]; …` on one line."""
-        parts = [f"t = {text}"]
-        parts += [
-            self._assign(target, f"t[{number}]", kind, mask)
-            for number, target in enumerate(targets)
-            if not isinstance(target, Sink)
-        ]
-        return "; ".join(parts)
-
-    def _access(self, instruction: Instruction, address: Operand, known: set[str]) -> tuple[str, str, str, int]:
-        """(space, address expression, numpy type, vector length) of a load or store."""
-        *modifiers, kind = instruction.parts[1:]
-        spaces = [part for part in modifiers if part in _SPACES]
-        lengths = [int(part[1]) for part in modifiers if part in _VECTORS]
-        unknown = set(modifiers) - known - _SPACES - _VECTORS
-        if unknown or kind not in TYPES or len(spaces) > 1 or not isinstance(address, Address):
-            raise self._writer.refuse(instruction)
-        space = spaces[0].replace("shared::cta", "shared") if spaces else "generic"
-        if lengths and lengths[0] * int(TYPES[kind][1]) > (32 if space == "global" else 16):
-            raise self._writer.refuse(instruction)
-        wide = "u4" if space.startswith("shared") else "u8"
-        return space, self.address(address, wide), TYPES[kind], lengths[0] if lengths else 1
-
-    def address(self, address: Address, kind: str) -> str:
-        """The expression of an address as a numpy type."""
-        text = self._writer.read(address.base, kind)
-        return f"({text} + {self._writer.constant(address.offset, 0, kind)})" if address.offset else text
-
-    def _load(self, index: int, instruction: Instruction, mask: str) -> str:
-        target, address = instruction.operands
-        if instruction.parts[-1] == "b128":
-            halves = dataclasses.replace(instruction, parts=(*instruction.parts[:-1], "v2", "b64"))
-            space, text, kind, length = self._access(halves, address, _LD_MODIFIERS)
-            name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
-            text = f"pack(list({name}(w, {text}, '{kind}', {length}, {mask}, {index})), 'c16')"
-            return self._assign(target, text, "c16", mask)
-        space, text, kind, length = self._access(instruction, address, _LD_MODIFIERS)
-        items = target.items if isinstance(target, Vector) else (target,)
-        if space == "param":
-            assert isinstance(address, Address)
-            parameter = self._kernel.parameter(address.base.name) if isinstance(address.base, Symbol) else None
-            if parameter is None:
-                raise self._writer.refuse(instruction)
-            start, step = parameter.offset + address.offset, int(kind[1])
-            texts = [f"w.parameter({start + step * number}, '{kind}')" for number in range(length)]
-            return "; ".join(self._assign(item, text, kind, mask) for item, text in zip(items, texts, strict=True))
-        name = {"shared::cluster": "load_cluster"}.get(space, f"load_{space}")
-        name = "load_constant" if "nc" in instruction.parts and space == "global" else name
-        text = f"{name}(w, {text}, '{kind}', {length}, {mask}, {index}{_strong(instruction)})"
-        return self._assign_all(items, text, kind, mask)
-
-    def _store(self, index: int, instruction: Instruction, mask: str) -> str:
-        address, source = instruction.operands
-        space, text, kind, _ = self._access(instruction, address, _ST_MODIFIERS)
-        items = source.items if isinstance(source, Vector) else (source,)
-        values = ", ".join(self._writer.read(item, kind) for item in items)
-        name = {"shared::cluster": "store_cluster"}.get(space, f"store_{space}")
-        return f"{name}(w, {text}, [{values}], {mask}, {index}{_strong(instruction)})"
-
-    def _shfl(self, index: int, instruction: Instruction, mask: str) -> str:
-        if instruction.parts[1] != "sync" or instruction.parts[-1] != "b32":
-            raise self._writer.refuse(instruction)
-        target, value, b, c, members = instruction.operands
-        arguments = ", ".join(self._writer.read(operand, "u4") for operand in (value, b, c, members))
-        text = f"shuffle_lanes(w, {instruction.parts[2]!r}, {arguments}, {mask})"
-        if not isinstance(target, Pair):
-            return self._assign_all((target,), text, "u4", mask)
-        second = self._assign(target.second, "t[1]", "?", mask)
-        return f"{self._assign_all((target.first,), text, 'u4', mask)}; {second}"
-
-    def _vote(self, index: int, instruction: Instruction, mask: str) -> str:
-        mode = instruction.parts[2]
-        target, predicate, members = instruction.operands
-        if mode not in ("ballot", "any", "all"):
-            raise self._writer.refuse(instruction)
-        text = f"vote_{mode}(w, {self._writer.read(predicate, '?')}, {self._writer.read(members, 'u4')}, {mask})"
-        return self._assign(target, text, "u4" if mode == "ballot" else "?", mask)
-
-    def _elect(self, index: int, instruction: Instruction, mask: str) -> str:
-        target, members = instruction.operands
-        if not isinstance(target, Pair):
-            raise self._writer.refuse(instruction)
-        text = f"elect_lane(w, {self._writer.read(members, 'u4')}, {mask})"
-        second = self._assign(target.second, "t[1]", "?", mask)
-        return f"{self._assign_all((target.first,), text, 'u4', mask)}; {second}"
+        return self._writer.assign_all(vector.items, text, part, mask)
 
     def _wgmma(self, index: int, instruction: Instruction, mask: str) -> str:
         """Of a whole warp, or under a guard that says the same in all lanes."""
@@ -391,8 +281,3 @@ class _BlockWriter:
         self._program.scope["I"][index] = IssueRun(((form, index),)) if given else form
         self._flush = True
         return f"{given}w.wgmma.issue(I[{index}], R)"
-
-
-def _strong(instruction: Instruction) -> str:
-    """The argument of a volatile access: relaxed, at the widest scope (PTX ISA 9.7.9.8)."""
-    return f", {GPU}" if "volatile" in instruction.parts else ""

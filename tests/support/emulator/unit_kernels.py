@@ -76,7 +76,7 @@ def check_units(units: list[Unit], target: str = "sm_100a") -> None:
 
 def run_units(units: list[Unit], target: str = "sm_100a") -> list[tuple[np.ndarray, ...]]:
     """The results of each instruction."""
-    threads = len(next(source for each in units for source in each.sources if not isinstance(source, str)))
+    threads = len(units[0].expected[0])
     text, inputs, count = unit_text(units, target)
     values, results = np.zeros((max(1, len(inputs)), threads), np.uint64), np.zeros((count, threads), np.uint64)
     for row, source in zip(values, inputs, strict=False):
@@ -88,13 +88,15 @@ def run_units(units: list[Unit], target: str = "sm_100a") -> list[tuple[np.ndarr
     ]
 
 
-def run_text(text: str, results: np.ndarray, values: np.ndarray, threads: int, **options: Any) -> Machine:
-    """Launch the entry `unit(results, values)` of a module with one CTA."""
+def run_text(
+    text: str, results: np.ndarray, values: np.ndarray, threads: int, *, grid: int = 1, cluster: int = 1, **options: Any
+) -> Machine:
+    """Launch the entry `unit(results, values)` of a module."""
     buffers, starts = [], []
     for name, each, base in (("results", results, 1 << 32), ("values", values, 2 << 32)):
         buffers.append(Buffer(name, base, each.nbytes, output=name == "results", host=each.ctypes.data))
         starts.append(base)
-    shape = LaunchShape((1, 1, 1), (threads, 1, 1), (1, 1, 1), 0, False)
+    shape = LaunchShape((grid, 1, 1), (threads, 1, 1), (cluster, 1, 1), 0, False)
     machine = Machine(program_of(text, "unit"), GlobalMemory(buffers), shape, starts, Adversary("early"), **options)
     machine.run()
     return machine
@@ -102,10 +104,8 @@ def run_text(text: str, results: np.ndarray, values: np.ndarray, threads: int, *
 
 def unit_text(units: list[Unit], target: str) -> tuple[str, list[np.ndarray], int]:
     """(PTX, the arrays that it reads, how many it writes)."""
-    lines, inputs, count, threads = [], [], 0, 0
-    for each in units:
-        threads = max([threads, *(len(source) for source in each.sources if not isinstance(source, str))])
-    row = threads * _SLOT
+    lines, inputs, count = [], [], 0
+    row = len(units[0].expected[0]) * _SLOT
     for each in units:
         lines.append("{")
         sources = []

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cakegen.emulator.text.ptx import Immediate, Instruction, Kernel, Negated, Operand, Register, Special, Symbol
-from cakegen.errors import EmulationError
+from cakegen.emulator.text.ptx import (
+    Address,
+    Immediate,
+    Instruction,
+    Kernel,
+    Negated,
+    Operand,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+)
+from cakegen.errors import EmulationError, PtxError
 
 LANES = 32
 # PTX type -> numpy type, by which an operand is read
@@ -34,8 +45,8 @@ BANK_TYPES = {"pred": "?", "b8": "u1", "b16": "u2", "b32": "u4", "f32": "f4", "b
 TYPES_BYTES = {"?": 1, "c16": 16} | {f"{letter}{size}": size for letter in "iuf" for size in (1, 2, 4, 8)}
 # Roundings other than to nearest even
 DIRECTED = frozenset({"rz", "rm", "rp"})
-# Special registers of 64 bits, or whose value is another at every read -> the method of a warp
-_READ_ANEW = {"globaltimer": "clock", "clock64": "clock", "clock": "clock", "globaltimer_lo": "clock"}
+# Special registers whose value is another at every read -> the bit of the time that is their lowest
+_CLOCKS = {"globaltimer": 0, "globaltimer_lo": 0, "globaltimer_hi": 32, "clock64": 0, "clock": 0, "clock_hi": 32}
 
 Value = tuple[str, str]
 
@@ -69,8 +80,10 @@ class FormWriter:
         if isinstance(operand, Immediate):
             return self.constant(operand.value, operand.float_bytes, kind)
         if isinstance(operand, Special):
-            if operand.name in _READ_ANEW:
-                return f"w.{_READ_ANEW[operand.name]}().astype('{kind}')"
+            if operand.name in _CLOCKS:
+                shift = _CLOCKS[operand.name]
+                clock = f"(w.clock() >> {self.number(shift, 'u8')})" if shift else "w.clock()"
+                return f"{clock}.astype('{kind}')"
             return f"w.special({operand.name!r})" + ("" if kind == "u4" else f".astype('{kind}')")
         if isinstance(operand, Symbol):
             parameter = self.kernel.parameter(operand.name)
@@ -101,6 +114,34 @@ class FormWriter:
         if kind not in TYPES or not set(modifiers) <= allowed:
             raise self.refuse(instruction)
         return TYPES[kind]
+
+    def address(self, address: Address, kind: str) -> str:
+        """The expression of an address as a numpy type."""
+        text = self.read(address.base, kind)
+        return f"({text} + {self.number(address.offset, kind)})" if address.offset else text
+
+    def assign(self, target: Operand, text: str, kind: str, mask: str) -> str:
+        """A line that writes a register, where a mask says so; `None`: in all lanes."""
+        if isinstance(target, Sink):
+            return text
+        if not isinstance(target, Register):
+            raise PtxError(f"{target} can't be written")
+        bank = BANK_TYPES[target.bank]
+        if bank != kind:
+            same = TYPES_BYTES[bank] == TYPES_BYTES[kind] and "?" not in (bank, kind)
+            text = f"{text}.{'view' if same else 'astype'}('{bank}')"
+        name = f"R[{target.index}]"
+        return f"{name} = {text}" if mask == "None" else f"{name} = where({mask}, {text}, {name})"
+
+    def assign_all(self, targets: Sequence[Operand], text: str, kind: str, mask: str) -> str:
+        """`t = …; R[a] = t[0]; …` on one line."""
+        parts = [f"t = {text}"]
+        parts += [
+            self.assign(target, f"t[{number}]", kind, mask)
+            for number, target in enumerate(targets)
+            if not isinstance(target, Sink)
+        ]
+        return "; ".join(parts)
 
     def sources(self, instruction: Instruction, kind: str) -> list[str]:
         """All operands but the first, as one type."""

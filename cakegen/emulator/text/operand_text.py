@@ -1,0 +1,60 @@
+"""Operands as text: where they are cut, numbers, and names of variables."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator
+
+from cakegen.emulator.text.ptx import Address, Immediate, Operand, Symbol, Vector
+
+_NUMBER = re.compile(r"-?\d+$|-?0[xX][0-9a-fA-F]+U?$")
+_DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?|-?\d+[eE][-+]?\d+")
+
+
+def parse_number(text: str) -> Immediate | None:
+    """A number as an operand; None: the text is none. A decimal point makes it fp64.
+
+    Raises
+    ------
+    OverflowError
+        It does not fit 64 bits.
+    """
+    if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
+        return Immediate(int(text[2:], 16), 4)
+    if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
+        return Immediate(int(text[2:], 16), 8)
+    if _DECIMAL.fullmatch(text):
+        return Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 8)
+    if not _NUMBER.match(text):
+        return None
+    value = int(text.rstrip("U"), 0) if len(text) < 32 else 1 << 64
+    if not -(1 << 63) <= value < 1 << 64:
+        raise OverflowError(f"{text[:40]!r} does not fit 64 bits")
+    return Immediate(value)
+
+
+def symbols_of(operands: Iterable[Operand]) -> Iterator[str]:
+    """Names of variables in some operands."""
+    for operand in operands:
+        if isinstance(operand, Symbol):
+            yield operand.name
+        elif isinstance(operand, Address):
+            yield from symbols_of((operand.base, *operand.coordinates))
+        elif isinstance(operand, Vector):
+            yield from symbols_of(operand.items)
+
+
+def split_operands(text: str) -> list[str]:
+    """Cut at commas outside of brackets and braces."""
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(text):
+        if character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]
