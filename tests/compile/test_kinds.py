@@ -12,6 +12,7 @@ import re
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from support.emit.program_kinds import kind_of
 
 from cakegen import paths
@@ -19,6 +20,8 @@ from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.compile.nvrtc import load_nvrtc
 from cakegen.registry import Registry, load_registry
 
+# the same PTX is asked for twice
+pytestmark = pytest.mark.xdist_group("kinds")
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
 
 

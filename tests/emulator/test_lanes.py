@@ -148,9 +148,9 @@ def test_wgmma_by_a_part_of_a_warp_is_a_fault(launch: Launch, array: Make) -> No
         run(launch, array, "if (t == 5) return; wgmma_fence(); out[t] = 1;")
 
 
-def test_cluster_barrier_of_a_part_of_the_warp_is_a_fault(launch: Launch, array: Make) -> None:
+def test_barrier_of_a_cluster_under_a_guard_of_some_lanes_is_a_fault(launch: Launch, array: Make) -> None:
     body = 'ASM("{ .reg .pred p; setp.lt.u32 p, %0, 16; @p barrier.cluster.arrive.release; }" :: "r"(t) : "memory");'
-    with pytest.raises(Fault, match=r"barrier.cluster.arrive.release by a part of the warp"):
+    with pytest.raises(Fault, match=r"divergence: barrier\.cluster\.arrive\.release by a part of the warp"):
         run(launch, array, body, grid=2, cluster=2)
 
 
