@@ -17,8 +17,10 @@ $(READY): pyproject.toml tools/setup.sh tools/lock.txt
 	@tools/setup.sh $(VENV)
 	@touch $@
 
-demo: $(READY) ## Check the generated tree, compile every program, run front and tail: on a GPU, else emulated
-	@$(BIN)/cakegen demo
+DEMO ?=
+
+demo: $(READY) ## Plan, compile, run and compare a layer: on a GPU, else emulated; DEMO=--full for all the rest
+	@$(BIN)/cakegen demo $(DEMO)
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 

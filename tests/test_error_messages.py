@@ -33,7 +33,7 @@ from cakegen.spec.legality import check_model
 
 PACKAGE = Path(cakegen.__file__).parent
 # layers whose every message must stand in a test
-WORDED = ("arch", "model", "registry", "plan", "spec", "emit", "compile", "runtime", "review", "doctor")
+WORDED = ("arch", "model", "registry", "plan", "spec", "emit", "compile", "runtime", "review", "doctor", "timing")
 # so many characters of a message, between two of its numbers, must stand in a test
 SHARED_CHARACTERS = 12
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,21 +127,49 @@ def show_outcomes(selected: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
     """Print one row a compiled program and a closing line: as wide as the terminal, else columns parted by tabs."""
     from rich.console import Console
 
-    from cakegen.errors import CompileError
+    from cakegen.compile import load_nvrtc
 
-    compiled = [(job, out) for job, out in zip(selected, outcomes, strict=True) if not isinstance(out, CompileError)]
-    rows = [_row(job, program) for job, program in compiled]
     console = Console()
-    lines: Iterable[str]
     if console.is_terminal:
         # a program's name ends in what tells it from others
-        short = [(name.rpartition("_")[2], *cells) for name, *cells in rows]
-        lines = fitted_lines(_COLUMNS, short, console.width, _FIRST_TO_GO)
+        short = [(name.rpartition("_")[2], *cells) for name, *cells in _rows(selected, outcomes)]
+        for line in fitted_lines(_COLUMNS, short, console.width, _FIRST_TO_GO):
+            click.echo(line)
     else:
-        lines = ("\t".join(row) for row in (_COLUMNS, *rows))
-    for line in lines:
-        click.echo(line)
-    click.echo(_summary([program for _, program in compiled], len(selected)))
+        click.echo(table_text(selected, outcomes), nl=False)
+    click.echo(f"{closing_line(selected, outcomes)}; {load_nvrtc().label}")
+
+
+def table_text(selected: Sequence[Job], outcomes: Sequence[Outcome]) -> str:
+    """The columns' names, and below them a line a compiled program; columns are parted by tabs."""
+    return "".join("\t".join(row) + "\n" for row in (_COLUMNS, *_rows(selected, outcomes)))
+
+
+def family_lines(registry: Registry, selected: Sequence[Job], outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """One line a kernel family: how many programs of it were compiled, the worst of them, and the compiler's time."""
+    families: dict[str, list[CompiledProgram]] = {}
+    for _, program in compiled_of(selected, outcomes):
+        families.setdefault(registry.programs[program.name].role, []).append(program)
+    for family, programs in sorted(families.items()):
+        reports = [program.report for program in programs]
+        spilled = max(report.spill_bytes for report in reports)
+        yield (
+            f"{family}: {len(programs)} program{'s' * (len(programs) != 1)}, at most "
+            f"{max(report.registers for report in reports)} registers a thread, "
+            f"{f'at most {spilled} bytes spilled' if spilled else 'no spills'}; "
+            f"{sum(report.compile_ms for report in reports) / 1e3:.1f} s of compiling"
+        )
+
+
+def compiled_of(selected: Sequence[Job], outcomes: Sequence[Outcome]) -> list[tuple[Job, CompiledProgram]]:
+    """What was not refused."""
+    from cakegen.errors import CompileError
+
+    return [(job, out) for job, out in zip(selected, outcomes, strict=True) if not isinstance(out, CompileError)]
+
+
+def _rows(selected: Sequence[Job], outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    return [_row(job, program) for job, program in compiled_of(selected, outcomes)]
 
 
 def _literal(job: Job, outcome: Outcome) -> dict[str, Any]:
@@ -199,12 +227,12 @@ def _row(job: Job, program: CompiledProgram) -> tuple[str, ...]:
     )
 
 
-def _summary(compiled: Sequence[CompiledProgram], count: int) -> str:
-    from cakegen.compile import load_nvrtc
-
+def closing_line(selected: Sequence[Job], outcomes: Sequence[Outcome]) -> str:
+    """How many programs were compiled, came from the cache, or were refused, and their bytes."""
+    compiled = [program for _, program in compiled_of(selected, outcomes)]
     fresh = sum(not program.cached for program in compiled)
     total_bytes = sum(program.report.cubin_bytes for program in compiled)
     return (
-        f"{len(compiled)} of {count} programs: {fresh} compiled, {len(compiled) - fresh} from the cache, "
-        f"{count - len(compiled)} failed; {total_bytes} bytes; {load_nvrtc().label}"
+        f"{len(compiled)} of {len(selected)} programs: {fresh} compiled, {len(compiled) - fresh} from the cache, "
+        f"{len(selected) - len(compiled)} failed; {total_bytes} bytes"
     )

@@ -1,24 +1,36 @@
-"""`cakegen demo`: the whole way from a declaration to a launch, on this machine. Imports cakegen inside functions."""
+"""`cakegen demo`: requests from declaration to verdict, on this machine. Imports cakegen inside functions."""
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from cakegen.cli.names import EXPORT
+from cakegen.cli.transcript import Transcript
+
 if TYPE_CHECKING:
-    import torch
-
-    from cakegen.model import ModelDims
+    from cakegen.cli.compile import Job
+    from cakegen.cli.demo_request import Place
+    from cakegen.compile import CompileRequest, Outcome
+    from cakegen.emulator.launches.cases import Comparison
+    from cakegen.model import Model
     from cakegen.registry import Registry
-    from cakegen.runtime import Runner
 
-Tensors = dict[str, "torch.Tensor"]
-EXPORT = "kimi_k3_latent_moe"
-_TIMED_LAUNCHES = 200
-_EMULATED_TOKENS = 8
+SMALL_EXPORT = "tiny_latent_moe"
+# a decode and a prefill request: programs of every family
+SMALL_PARTS = {"small model, decode": (8,), "small model, prefill": (200,)}
+EMULATED_TOKENS = (8,)
+LAUNCHED_TOKENS = (1, 16, 128, 1024)
+# of the emulator; the full size takes the first one, and all with --full
+SCHEDULES = ("random", "early", "late")
 
 
 @click.command("demo")
@@ -27,243 +39,284 @@ _EMULATED_TOKENS = 8
     "--tokens",
     "token_counts",
     multiple=True,
-    type=int,
-    default=(1, 16, 128, 1024),
+    type=click.IntRange(min=1),
+    metavar="T",
+    help="Token count to run; may be repeated.  [default: 8 and 200, then 8, or on a GPU 1, 16, 128 and 1024]",
+)
+@click.option(
+    "--export",
+    "export",
+    default="kimi_k3_latent_moe",
     show_default=True,
-    help=f"To plan for, and to run on a GPU; may be repeated. Without one, T = {_EMULATED_TOKENS} is emulated.",
+    type=EXPORT,
+    help="What runs behind the small model: an export, or a tree's folder.",
+)
+@click.option(
+    "--full", is_flag=True, help="Go on with all the rest: every schedule, the generated trees, plans, every program."
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Programs to compile at once; by default one a processor.")
-def demo_command(tp: int, token_counts: tuple[int, ...], jobs: int | None) -> None:
-    """Check the generated tree, plan, compile every program, and run front and tail: on a GPU, else emulated."""
+@click.option(
+    "--tables",
+    default="build/demo",
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for a table an export: what each compiled program takes.",
+)
+def demo_command(
+    tp: int, token_counts: tuple[int, ...], export: str, full: bool, jobs: int | None, tables: Path
+) -> None:
+    """Plan, compile and run a layer of a small model, then of an export, and compare every value with fp64.
+
+    On the GPU where there is one that the programs are for, else in the emulator. Each line begins with the seconds
+    since the start; the last one is the verdict, and the exit status is 1 where it is FAIL.
+    """
+    shown = Transcript()
+    tables.mkdir(parents=True, exist_ok=True)
+    shown.line(f"cakegen {_version()}: GPU programs are planned, compiled, run and compared with fp64")
+    from cakegen.cli.demo_request import emulated_place, gpu_place, why_nothing_launches
     from cakegen.registry import load_registry
 
-    check_generated()
-    registry = load_registry(EXPORT)
-    show_plans(registry, tp, token_counts)
-    compile_all(registry, jobs)
-    click.secho("4. run", bold=True)
+    small, registry = load_registry(SMALL_EXPORT), load_registry(export)
     reason = why_nothing_launches(registry)
-    if reason is None:
-        run_all(tp, token_counts, "cuda", "auto")
-        return
-    run_all(tp, (_EMULATED_TOKENS,), "cpu", "emulator")
-    click.echo(
-        f"   NOT RUN on a GPU: nothing was launched, since {reason}. What ran above is the programs' PTX, emulated on "
-        "this machine's CPU; `make gpu-test` on a supported GPU launches all of them."
+    place = emulated_place(registry.model) if reason else gpu_place()
+    introduce(shown, place, reason)
+    demo, where = Demo(shown, tp, jobs, tables), f"TP {tp}, {place.words}"
+    for name, counts in ({"small model": token_counts} if token_counts else SMALL_PARTS).items():
+        demo.attempt(name, f"{small.export}, {where}", partial(demo.run, small, place, counts, SCHEDULES))
+    schedules = SCHEDULES if full else SCHEDULES[:1]
+    counts = token_counts or (EMULATED_TOKENS if reason else LAUNCHED_TOKENS)
+    demo.attempt(registry.export, where, partial(demo.run, registry, place, counts, schedules))
+    if full:
+        demo.attempt("generated trees", "every text is written again, and compared with its file", demo.check_trees)
+        demo.attempt(
+            *("plans", f"{registry.export}, TP {tp}, on every architecture"),
+            partial(demo.show_plans, registry.model, token_counts or LAUNCHED_TOKENS),
+        )
+        demo.attempt("programs", f"all of {registry.export}", partial(demo.compile_all, registry))
+    demo.conclude(not_run(demo, registry, reason, full=full))
+
+
+def introduce(shown: Transcript, place: Place, reason: str | None) -> None:
+    """Say on what machine this runs, and in what words."""
+    import torch
+
+    from cakegen.cli.demo_request import tolerance_words
+
+    processors = len(os.sched_getaffinity(0))
+    shown.line(
+        f"machine: {_processor()}, {processors} processor{'s' * (processors != 1)}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
     )
-
-
-def check_generated() -> None:
-    """Compare the generated tree of every export with what its declaration and the templates give now.
-
-    Raises
-    ------
-    SealError
-        A generated file differs.
-    """
-    from cakegen import paths
-    from cakegen.cli.export import export_command
-
-    click.secho("1. generated tree", bold=True)
-    if paths.is_checkout():
-        click.get_current_context().invoke(export_command, name=None, check=True, dest=None)
+    if reason is None:
+        shown.line(f"GPU: {place.name}; programs are launched on it")
     else:
-        click.echo(f"   installed package; its tree is {paths.generated_root()}")
+        shown.line(f"no launches: {reason}")
+        shown.line("the emulator runs the programs' PTX on the CPU, and reports races, deadlocks and stray accesses")
+        shown.line("schedule: an order of warps and copies that a GPU may take; it must not change any bit")
+    shown.line("front and tail: a layer's products before and behind its routed experts; T: tokens in the batch")
+    shown.line(f"tolerance of a value v against fp64: {tolerance_words()}")
 
 
-def show_plans(registry: Registry, tp: int, token_counts: Sequence[int]) -> None:
-    """Print what both halves would launch on each architecture that has programs."""
-    from cakegen.model import DeviceFacts
-    from cakegen.plan import plan_route
+@dataclass
+class Demo:
+    """Runs the parts of the demo, and remembers what came of them.
 
-    click.secho("2. plan", bold=True)
-    arches = sorted({arch for program in registry.programs.values() for arch in program.arches})
-    for arch in arches:
-        target = registry.model.target(arch)
-        sm_count = max(target.sm_counts) if target is not None else 0
-        device = DeviceFacts.nominal(arch, sm_count)
-        click.echo(f"   {arch} with {sm_count} SMs, TP {tp}:")
-        for stage in ("front", "tail"):
-            for tokens in token_counts:
-                plan = plan_route(registry.model, stage=stage, tp=tp, tokens=tokens, partials=1, device=device)
-                for launch in plan.launches:
-                    click.echo(f"     {stage:5} T {tokens:4}  {launch.grid_ctas[0]:3} CTAs  {launch.key}")
-
-
-def compile_all(registry: Registry, jobs: int | None) -> None:
-    """Compile every program of the export and print what each takes.
-
-    Raises
-    ------
-    CompileError
-        A program was refused.
+    Parameters
+    ----------
+    tp
+        Tensor-parallel degree.
+    jobs
+        Programs to compile at once; None: one a processor.
+    tables
+        Folder of the tables; it is there.
+    compiled
+        Export -> request -> what was compiled, and how it ended.
+    compared
+        Every output that agreed with fp64.
+    passed, failed
+        Name of a part -> what it found, or what is wrong.
     """
-    from cakegen.cli.compile import compile_with_progress, failures_of, select_jobs, show_outcomes
-    from cakegen.errors import CompileError
 
-    click.secho("3. compile", bold=True)
-    selected = select_jobs(registry)
-    start = time.perf_counter()
-    outcomes = compile_with_progress(selected, jobs)
-    show_outcomes(selected, outcomes)
-    click.echo(f"   {time.perf_counter() - start:.1f} s")
-    failures = failures_of(selected, outcomes)
-    if failures:
-        raise CompileError("\n".join(failures))
+    shown: Transcript
+    tp: int
+    jobs: int | None
+    tables: Path
+    compiled: dict[str, dict[CompileRequest, tuple[Job, Outcome]]] = field(default_factory=dict)
+    compared: list[Comparison] = field(default_factory=list)
+    passed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
+    def attempt(self, name: str, subject: str, part: Callable[[], str]) -> None:
+        """Run a part and print its verdict; an error of cakegen is a failure of that part, and the next one goes on.
 
-def why_nothing_launches(registry: Registry) -> str | None:
-    """The reason why this machine can't launch the export's programs, or None where it can."""
-    import torch
+        Parameters
+        ----------
+        name, subject
+            What its heading says; the verdict repeats the name.
+        part
+            What to run; it gives the verdict's words.
+        """
+        from cakegen.errors import CakeError
+        from cakegen.visible import visible
 
-    from cakegen.arch import architecture_of
-    from cakegen.errors import PlanError
+        self.shown.head(f"{len(self.passed) + len(self.failed) + 1}. {name}: {subject}")
+        try:
+            self.passed[name] = part()
+            self.shown.step("PASS", self.passed[name])
+        except CakeError as error:
+            self.failed[name] = visible(str(error), "\n\t")
+            self.shown.step("FAIL", self.failed[name])
 
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA"
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__} finds no CUDA device here (no NVIDIA driver, or no GPU that it may use)"
-    try:
-        arch = architecture_of(torch.cuda.get_device_capability()).name
-    except PlanError as error:
-        return f"{torch.cuda.get_device_name()}: {error}"
-    arches = sorted({name for program in registry.programs.values() for name in program.arches})
-    if arch not in arches:
-        return f"{torch.cuda.get_device_name()} is {arch}, and this version's programs are for {', '.join(arches)}"
-    return None
+    def run(self, registry: Registry, place: Place, token_counts: Sequence[int], schedules: Sequence[str]) -> str:
+        """Plan, compile, run and compare a layer for each token count.
 
+        Raises
+        ------
+        CakeError
+            A request or a program is refused, or a result is not as the contract says.
+        """
+        from cakegen.cli.demo_request import plan_request, plan_words, run_layer, total_words
+        from cakegen.operands import STAGES
+        from cakegen.runtime import LatentMoe
+        from cakegen.runtime.programs import check_registered
 
-def run_all(tp: int, token_counts: Sequence[int], device: str, backend: str) -> None:
-    """Run both halves through the public functions and compare them with fp64.
+        requests = [(stage, tokens) for tokens in token_counts for stage in STAGES]
+        plans = [plan_request(registry.model, stage, self.tp, tokens, place.facts) for stage, tokens in requests]
+        for plan in plans:
+            check_registered(registry, plan, place.name)
+            self.shown.step("plan", plan_words(plan))
+        self._compile(registry, [launch.key for plan in plans for launch in plan.launches], place.facts.arch)
+        moe = LatentMoe(registry)
+        found: list[Comparison] = []
+        for tokens in token_counts:
+            found += run_layer(self.shown, moe, place, self.tp, tokens, schedules)
+        self.compared += found
+        return f"{total_words(found)}; {_runs(place, schedules)}"
 
-    Raises
-    ------
-    LaunchError
-        A result is outside the tolerance of the contract.
-    """
-    import torch
+    def compile_all(self, registry: Registry) -> str:
+        """Compile every program for each of its architectures.
 
-    from cakegen.errors import LaunchError
+        Raises
+        ------
+        CompileError
+            A program was refused.
+        """
+        return self._compile(registry, ())
 
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    click.echo(f"   on {name}, backend {backend!r}, TP {tp}, rank 0:")
-    weights = make_operands(tp, max(token_counts), device)
-    for tokens in token_counts:
-        problems = run_once(weights, tp, tokens, backend)
-        if problems:
-            raise LaunchError(f"demo, T {tokens}: {'; '.join(problems)}")
+    def _compile(self, registry: Registry, keys: Sequence[str], *arches: str) -> str:
+        """Compile programs, print a line a family, and write the table of all that was compiled of the export."""
+        from cakegen.cli import compile as compiling
+        from cakegen.cli.selection import Selection
+        from cakegen.errors import CompileError
 
+        selected = compiling.jobs_of(registry, Selection(tuple(keys), arches=arches))
+        outcomes = compiling.compile_with_progress(selected, self.jobs)
+        for line in compiling.family_lines(registry, selected, outcomes):
+            self.shown.step("compile", line)
+        closing = compiling.closing_line(selected, outcomes)
+        self.shown.step("compile", closing)
+        known = self.compiled.setdefault(registry.export, {})
+        for job, outcome in zip(selected, outcomes, strict=True):
+            known.setdefault(job.request, (job, outcome))
+        table = self.tables / f"{registry.export}.tsv"
+        table.write_text(compiling.table_text(*zip(*known.values(), strict=True)), encoding="utf-8")
+        self.shown.step("compile", f"each program with its registers, memory and size: {table}")
+        failures = compiling.failures_of(selected, outcomes)
+        if failures:
+            raise CompileError("\n".join(failures))
+        return closing
 
-def make_operands(tp: int, tokens: int, device: str) -> Tensors:
-    """bf16 operands of both halves for one rank, by name; their products have a variance near 1."""
-    import torch
+    def check_trees(self) -> str:
+        """Compare the generated trees with their declarations.
 
-    from cakegen.operands import FRONT, STAGES, shape_of
-    from cakegen.runtime import kimi_k3_latent_moe
+        Raises
+        ------
+        SealError
+            A generated file differs.
+        """
+        from cakegen.cli import export
 
-    dims = kimi_k3_latent_moe().model.dims
-    generator = torch.Generator(device).manual_seed(0)
+        export.check_trees(lambda line: self.shown.step("check", line))
+        return "files are what the exports and templates say"
 
-    def normal(*shape: int) -> torch.Tensor:
-        values: torch.Tensor = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        return values.mul_(shape[-1] ** -0.5).to(torch.bfloat16)
+    def show_plans(self, model: Model, token_counts: Sequence[int]) -> str:
+        """Print what both halves launch on the largest part of each architecture.
 
-    # what gives products of order 1: weights by the root of a row's length, activations of order 1
-    scales = {"rows": dims.hidden**0.5, "partials": dims.hidden**0.5, "vector": dims.latent**0.5, "weight": 1.0}
-    return {
-        spec.name: normal(*shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens)) * scales[spec.kind]
-        for stage in STAGES.values()
-        for spec in stage.inputs
-        if spec not in FRONT.outputs
-    }
+        Raises
+        ------
+        PlanError
+            No plan covers a request.
+        """
+        from cakegen.cli.demo_request import plan_request, plan_words
+        from cakegen.model import DeviceFacts
+        from cakegen.operands import STAGES
 
-
-def run_once(operands: Tensors, tp: int, tokens: int, backend: str) -> list[str]:
-    """Run front and tail for the first `tokens` rows, print how far they are from fp64, and return what is wrong."""
-    import torch
-
-    from cakegen.operands import FRONT, STAGES, TAIL, shape_of
-    from cakegen.runtime import kimi_k3_latent_moe
-
-    moe = kimi_k3_latent_moe()
-    dims, specs = moe.model.dims, dict.fromkeys((*FRONT.operands, *TAIL.operands))
-    rows = {spec.name: operands[spec.name] for spec in specs if spec.name in operands}
-    rows |= {spec.name: rows[spec.name][:tokens] for spec in specs if spec.kind == "rows" and spec.name in rows}
-    rows |= {spec.name: rows[spec.name][:, :tokens] for spec in specs if spec.kind == "partials"}
-    x = rows[FRONT.tokens.name]
-    outputs = {
-        spec.name: x.new_empty(
-            shape_of(spec, dims, i_local=dims.i_local(tp), tokens=tokens), dtype=torch.float32 if spec.fp32 else None
-        )
-        for stage in STAGES.values()
-        for spec in stage.outputs
-    }
-    given = rows | outputs
-    runners = {
-        name: moe.prepare(
-            name, {spec.name: given[spec.name] for spec in stage.operands}, tp=tp, rank=0, backend=backend
-        )
-        for name, stage in STAGES.items()
-    }
-    for stage, runner in runners.items():
-        run_shown(stage, runner)
-    errors, problems = compare_with_fp64(rows, outputs, dims, tp)
-    times = ", ".join(f"{stage} {_microseconds(runner)} us" for stage, runner in runners.items() if x.is_cuda)
-    click.echo(f"     T {tokens:3}: largest error against fp64: {errors}{f'; {times} (warm)' if times else ''}")
-    return problems
-
-
-def run_shown(stage: str, runner: Runner) -> None:
-    """Run a call; an emulated one, which takes seconds, with a progress bar and what it ran."""
-    from cakegen.cli.emulate import progress_bar
-    from cakegen.emulator import EmulatedRunner
-
-    if not isinstance(runner, EmulatedRunner):
-        runner()
-        return
-    with progress_bar(stage) as advance:
-        runner.on_progress = advance
-        runner()
-    for report in runner.reports:
-        click.echo(
-            f"     {stage:5} {report.key}: {report.instructions} warp-instructions in {report.seconds:.1f} s, schedule "
-            f"{report.schedule_hash}"
-        )
-
-
-def compare_with_fp64(rows: Tensors, outputs: Tensors, dims: ModelDims, tp: int) -> tuple[str, list[str]]:
-    """The largest error of each output in words, and the outputs that break the contract."""
-    import torch
-
-    from cakegen.operands import STAGES, TOLERANCES
-    from cakegen.runtime.reference import reference_outputs
-
-    errors, problems = [], []
-    for name, stage in STAGES.items():
-        exact = reference_outputs(name, dims, rows | outputs, tp=tp, rank=0, dtype=torch.float64)
-        for spec in stage.outputs:
-            got, wanted, tolerance = outputs[spec.name], exact[spec.short], TOLERANCES[spec.short]
-            if tolerance == 0:
-                same = torch.equal(got, wanted)
-                errors.append(f"{spec.short} {'bit for bit' if same else 'differs'}")
-                problems += [f"{spec.short} differs from the reference's bits"] * (not same)
+        planned = 0
+        for target in model.targets:
+            device = DeviceFacts.nominal(target.arch, max(target.sm_counts))
+            if self.tp not in target.tp_degrees:
+                self.shown.step("plan", f"{target.arch}: the export has no TP {self.tp} for it")
                 continue
-            errors.append(f"{spec.short} {(got.double() - wanted).abs().max().item():.1e}")
-            if not torch.allclose(got.double(), wanted, atol=tolerance, rtol=tolerance):
-                problems.append(f"{spec.short} is outside atol = rtol = {tolerance:g}")
-    return ", ".join(errors), problems
+            for tokens in token_counts:
+                for stage in STAGES:
+                    words = plan_words(plan_request(model, stage, self.tp, tokens, device))
+                    self.shown.step("plan", f"{target.arch} with {device.sm_count} SMs, {words}")
+                    planned += 1
+        return f"{planned} requests"
+
+    def conclude(self, missing: Sequence[str]) -> None:
+        """Print the verdict of all, and leave with status 1 where it is FAIL."""
+        from cakegen.cli.demo_request import total_words
+
+        self.shown.head("verdict")
+        for line in missing:
+            self.shown.step("not run", line)
+        for name, found in self.passed.items():
+            self.shown.step("PASS", f"{name}: {found}")
+        for name, error in self.failed.items():
+            self.shown.step("FAIL", f"{name}: {error.splitlines()[0]}")
+        took = f"in {self.shown.seconds:.0f} s ({time.process_time():.0f} s of processor time)"
+        if self.failed:
+            self.shown.line(click.style(f"FAIL {took}: {', '.join(self.failed)}", fg="red", bold=True))
+            raise click.exceptions.Exit(1)
+        self.shown.line(click.style(f"PASS {took}: {total_words(self.compared)}", fg="green", bold=True))
 
 
-def _microseconds(call: Callable[[], object]) -> str:
-    """Mean time of a call that is repeated on warm caches: a sign of life, not a benchmark."""
-    import torch
+def not_run(demo: Demo, registry: Registry, reason: str | None, *, full: bool) -> list[str]:
+    """What a reader might take for verified and was not run, each with the command that runs it."""
+    from cakegen import paths
+    from cakegen.cli.compile import jobs_of
+    from cakegen.cli.selection import Selection
 
-    start, stop = (torch.Event(device="cuda", enable_timing=True) for _ in range(2))
-    for _ in range(10):
-        call()
-    start.record()
-    for _ in range(_TIMED_LAUNCHES):
-        call()
-    stop.record()
-    stop.synchronize()
-    return f"{start.elapsed_time(stop) * 1e3 / _TIMED_LAUNCHES:.1f}"
+    missing = []
+    if reason is not None:
+        missing.append(f"launches on a GPU ({reason}); on a supported one: `make gpu-test`")
+    if not full:
+        command = "`make demo DEMO=--full`" if paths.is_checkout() else "`cakegen demo --full`"
+        programs = {job.request for job in jobs_of(registry, Selection())}
+        others = programs - demo.compiled.get(registry.export, {}).keys()
+        missing.append(
+            f"{len(others)} of {len(programs)} programs of {registry.export}, other plans, generated trees: {command}"
+        )
+        if reason is not None:
+            missing.append(f"{registry.export} in schedules {' and '.join(SCHEDULES[1:])}: {command}")
+    return missing
+
+
+def _runs(place: Place, schedules: Sequence[str]) -> str:
+    if not place.emulates:
+        return "launched"
+    return f"the same bits in {len(schedules)} schedules" if len(schedules) > 1 else "1 schedule"
+
+
+def _version() -> str:
+    from cakegen.version import full_version
+
+    return full_version()
+
+
+def _processor() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

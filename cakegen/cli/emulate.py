@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -283,16 +283,17 @@ def _announce(registry: Registry, case: Case) -> None:
 
 
 def run_case(registry: Registry, case: Case, options: Options, name: str) -> CaseReport:
-    """Emulate one case with a progress bar, and print what it gave.
+    """Emulate one case with progress on stderr, and print what it gave.
 
     Raises
     ------
     EmulationError
         A program committed a fault, or holds an instruction that is not modelled.
     """
+    from cakegen.cli.progress import emulation_progress
     from cakegen.emulator.launches.cases import emulate_case
 
-    with progress_bar(name) as advance:
+    with emulation_progress(name) as advance:
         report = emulate_case(registry, case, options, on_progress=advance)
     click.echo(f"  {name}: {_summary(report)}")
     return report
@@ -310,16 +311,3 @@ def _summary(report: CaseReport) -> str:
         f"{', '.join(differences)}; {instructions} warp-instructions in {seconds:.1f} s "
         f"({instructions / max(seconds, 1e-9):,.0f}/s), schedule {hashes}"
     )
-
-
-@contextmanager
-def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of the clusters that have ended, on a terminal's stderr; it is gone when the launch has ended."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("clusters"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(name)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,9 +98,28 @@ def export_command(
     files = export_files(name)
     trees = [_rendered(file, wanted, root, check) for file in files]
     if check:
-        _check(trees, files, wanted, root, name, dest)
+        _check(trees, files, wanted, root, name, dest, click.echo)
     else:
         _write(trees, wanted, root)
+
+
+def check_trees(say: Callable[[str], None]) -> None:
+    """Compare the generated tree of every export with what its declaration and the templates give now.
+
+    Parameters
+    ----------
+    say
+        Called with a line for each tree that is as it should be.
+
+    Raises
+    ------
+    SealError
+        A generated file differs.
+    """
+    from cakegen import paths
+
+    layout, root, files = Layout("tree", (), ALL_KEYS), paths.generated_root(), export_files(None)
+    _check([_rendered(file, layout, root, check=True) for file in files], files, layout, root, None, None, say)
 
 
 def export_files(name: str | None) -> list[Path]:
@@ -151,7 +171,13 @@ def _write(trees: list[RenderedTree], layout: Layout, root: Path) -> None:
 
 
 def _check(
-    trees: list[RenderedTree], files: list[Path], layout: Layout, root: Path, name: str | None, dest: Path | None
+    trees: list[RenderedTree],
+    files: list[Path],
+    layout: Layout,
+    root: Path,
+    name: str | None,
+    dest: Path | None,
+    say: Callable[[str], None],
 ) -> None:
     from cakegen import paths
     from cakegen.emit import check_tree, shared_files
@@ -169,7 +195,7 @@ def _check(
     remedy = None if dest is not None or paths.is_checkout() else INSTALL_AGAIN
     for folder, texts, command in folders:
         try:
-            click.echo(f"{folder}: {check_tree(root / folder, texts, command, remedy).summary}")
+            say(f"{folder}: {check_tree(root / folder, texts, command, remedy).summary}")
         except SealError as error:
             faults.append(str(error))
     if faults:

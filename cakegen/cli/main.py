@@ -21,6 +21,7 @@ COMMANDS = {
     "bundle": "cakegen.cli.bundle:bundle_command",
     "cache": "cakegen.cli.cache:cache_command",
     "emulate": "cakegen.cli.emulate:emulate_command",
+    "predict": "cakegen.cli.predict:predict_command",
     "mutate": "cakegen.cli.mutate:mutate_command",
     "bench": "cakegen.cli.bench:bench_command",
     "tune": "cakegen.cli.tune:tune_command",

@@ -12,9 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cakegen import __version__, paths
+from cakegen.cli import export
 from cakegen.cli import main as cli
 from cakegen.cli.main import main
 from cakegen.compile import compile_cubin, request_for
+from cakegen.errors import SealError
 from cakegen.registry import SHARED_FILE, SHARED_FOLDER, load_registry
 
 TINY = "tiny_latent_moe"
@@ -106,6 +108,20 @@ def test_check_reports_tree_without_export(tmp_path: Path, monkeypatch: pytest.M
     result = run("export", "--check")
     assert result.exit_code == 1
     assert f"{tmp_path / 'gone'}: stale, no export declares it" in result.stderr
+
+
+def test_check_of_all_trees_tells_each_that_is_right_and_refuses_the_rest(
+    trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_trees(trees, tmp_path)
+    shutil.copytree(trees / TINY, tmp_path / "gone")
+    monkeypatch.setattr(paths, "generated_root", lambda: tmp_path)
+    monkeypatch.setattr(export, "export_files", lambda name: [paths.exports_root() / TINY / "export.toml"])
+    said: list[str] = []
+    with pytest.raises(SealError, match=r"gone: stale, no export declares it"):
+        export.check_trees(said.append)
+    assert [line.partition(":")[0] for line in said] == [SHARED_FOLDER, TINY]
+    assert all("0 changed" in line for line in said)
 
 
 def test_check_of_an_installed_package_says_how_to_install_it_again(

@@ -8,8 +8,11 @@ import hashlib
 import pytest
 import torch
 
-from cakegen.emulator.launches.cases import Case, find_case, find_cases, make_operands
+from cakegen.emulator.launches.cases import Case, compare_outputs, find_case, find_cases, make_operands
+from cakegen.model import Model
+from cakegen.operands import STAGES
 from cakegen.registry import Registry
+from cakegen.runtime.reference import reference_outputs
 
 
 def test_cases_of_several_keys_are_those_of_each(registry: Registry) -> None:
@@ -53,3 +56,40 @@ def test_operands_have_mean_0_and_products_of_order_1(registry: Registry) -> Non
     assert abs(x.mean()) < 0.02
     assert 0.98 < x.std() < 1.02
     assert 0.9 < (x @ weight.T).std() < 1.1
+
+
+def answered(model: Model, case: Case) -> dict[str, torch.Tensor]:
+    """Operands whose outputs hold what the reference gives, rounded as the contract says."""
+    operands = make_operands(model, case)
+    results = reference_outputs(case.stage, model.dims, operands, tp=case.tp, rank=case.rank)
+    return operands | {spec.name: results[spec.short] for spec in STAGES[case.stage].outputs}
+
+
+@pytest.mark.parametrize("stage", ["front", "tail"])
+def test_right_outputs_take_a_share_of_their_tolerance(registry: Registry, stage: str) -> None:
+    case = Case(stage, 8, 2)
+    for each in compare_outputs(registry.model, case, answered(registry.model, case)):
+        assert each.problem == ""
+        assert each.values in (2 * 384, 2 * 512, 2 * 128)
+        # a result that is rounded to bf16 is off by a part of 2^-8 at most, 39 % of 1 %
+        assert each.share < 0.4
+        assert (each.share == 0) == (each.output == "y")
+
+
+@pytest.mark.parametrize(
+    ("stage", "output", "shift", "problem"),
+    [
+        ("front", "logits", 1e-2, "logits is outside atol = rtol = 0.001: largest error 0.01"),
+        ("front", "latent", 0.5, "latent is outside atol = rtol = 0.01: largest error 0."),
+        ("front", "shared_act", 0.5, "shared_act is outside atol = rtol = 0.01: largest error 0."),
+        ("tail", "out", float("nan"), "out is outside atol = rtol = 0.01: largest error nan"),
+        ("tail", "y_workspace", 0.5, "1 of 1024 elements of y differ from the reference's bits"),
+    ],
+)
+def test_one_wrong_value_is_a_problem(registry: Registry, stage: str, output: str, shift: float, problem: str) -> None:
+    case = Case(stage, 8, 2)
+    operands = answered(registry.model, case)
+    operands[output][1, 7] += shift
+    problems = [each.problem for each in compare_outputs(registry.model, case, operands) if each.problem]
+    # `out` is compared with what follows from the y that was written
+    assert problems[0].startswith(problem)

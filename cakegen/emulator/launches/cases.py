@@ -270,21 +270,59 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
     return {spec.name: made(spec) for spec in stage.operands}
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """An output beside its fp64 reference.
+
+    Parameters
+    ----------
+    output
+        Its short name.
+    values
+        How many elements it has.
+    error
+        Largest difference from fp64; of an output whose bits the contract fixes, how many elements have others.
+    share
+        Largest difference as a share of what the contract allows that element: above 1, or NaN, the contract is broken.
+    tolerance
+        atol = rtol; 0: bit for bit.
+    """
+
+    output: str
+    values: int
+    error: float
+    share: float
+    tolerance: float
+
+    @property
+    def problem(self) -> str:
+        """What breaks the contract, in words; empty: nothing."""
+        if self.share <= 1:
+            return ""
+        if self.tolerance == 0:
+            return f"{self.error:.0f} of {self.values} elements of {self.output} differ from the reference's bits"
+        return f"{self.output} is outside atol = rtol = {self.tolerance:g}: largest error {self.error:.3g}"
+
+
 def compare(model: Model, case: Case, operands: dict[str, torch.Tensor]) -> tuple[dict[str, float], list[str]]:
     """(largest error of each output, what breaks the contract)."""
-    errors: dict[str, float] = {}
-    problems = []
+    compared = compare_outputs(model, case, operands)
+    return {each.output: each.error for each in compared}, [each.problem for each in compared if each.problem]
+
+
+def compare_outputs(model: Model, case: Case, operands: dict[str, torch.Tensor]) -> list[Comparison]:
+    """Each output of a case beside what fp64 gives for its inputs; operands by name, on any one device."""
     exact = reference_outputs(case.stage, model.dims, operands, tp=case.tp, rank=case.rank, dtype=torch.float64)
-    for spec in STAGES[case.stage].outputs:
-        name, wanted, tolerance = spec.short, exact[spec.short], TOLERANCES[spec.short]
-        if tolerance == 0:
-            different = int((wanted.view(torch.int16) != operands[spec.name].view(torch.int16)).sum())
-            errors[name] = different
-            if different:
-                problems.append(f"{different} of {wanted.numel()} elements of {name} differ from the reference's bits")
-            continue
-        got = operands[spec.name].double()
-        errors[name] = (got - wanted).abs().max().item()
-        if not torch.allclose(got, wanted, atol=tolerance, rtol=tolerance):
-            problems.append(f"{name} is outside atol = rtol = {tolerance:g}: largest error {errors[name]:.3g}")
-    return errors, problems
+    return [
+        _compare_output(spec.short, operands[spec.name], exact[spec.short], TOLERANCES[spec.short])
+        for spec in STAGES[case.stage].outputs
+    ]
+
+
+def _compare_output(name: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> Comparison:
+    if tolerance == 0:
+        different = int((wanted.view(torch.int16) != got.view(torch.int16)).sum())
+        return Comparison(name, wanted.numel(), different, math.inf if different else 0.0, tolerance)
+    errors = (got.double() - wanted).abs()
+    shares = errors / (tolerance + tolerance * wanted.abs())
+    return Comparison(name, wanted.numel(), errors.max().item(), shares.max().item(), tolerance)

@@ -289,29 +289,40 @@ class Machine:
     def _step(self) -> None:
         lands, index = self.adversary.choose(self.ready, len(self.pending))
         if lands:
-            operation = self.pending.pop(index)
-            try:
-                self.land(operation)
-            except Fault as fault:
-                raise (fault.at(operation.where) if operation.where else fault) from None
+            self._land_in_place(self.pending.pop(index))
             return
         warp = self.ready[index]
+        if not self._go_on(warp):
+            # others may have become ready behind it
+            self.ready.leave(index)
+            self._set_aside(warp)
+
+    def _land_in_place(self, operation: Pending) -> None:
+        """Let something happen; a fault names who issued it."""
+        try:
+            self.land(operation)
+        except Fault as fault:
+            raise (fault.at(operation.where) if operation.where else fault) from None
+
+    def _go_on(self, warp: Warp) -> bool:
+        """Run one warp up to its next stop; whether it can go on then."""
         self._turn(warp)
         if self.instructions_run > self.instruction_limit:
             raise Fault("deadlock", f"the launch still runs after {self.instructions_run} warp-instructions")
-        if self._runnable(warp) is None:
-            # others may have become ready behind it
-            self.ready.leave(index)
-            warp.queued = False
-            if warp.done:
-                self.residency.finish_warp(warp)
-            elif all(strand.waits_for is None for strand in warp.strands):
-                raise reports.divergence(warp, self.kernel)
+        return self._runnable(warp) is not None
+
+    def _set_aside(self, warp: Warp) -> None:
+        """A warp that can't go on has left the queue: it waits, or has ended."""
+        warp.queued = False
+        if warp.done:
+            self.residency.finish_warp(warp)
+        elif all(strand.waits_for is None for strand in warp.strands):
+            raise reports.divergence(warp, self.kernel)
 
     def _turn(self, warp: Warp) -> None:
         """Run one warp up to its next stop."""
         strand = self._runnable(warp)
-        stops, blocks = self.program.stops, self.program.blocks
+        stops = self.program.stops
         for _ in range(_BLOCKS_A_TURN):
             if strand is None:
                 return
@@ -319,20 +330,25 @@ class Machine:
             if pc in stops:
                 self._stop(warp, strand, pc)
                 return
-            divergent = not strand.whole
-            block = blocks.get((pc, divergent)) or self.program.block(pc, divergent)
-            self.instructions_run += block.count
-            try:
-                result = block.run(warp, warp.registers, strand.mask) if divergent else block.run(warp, warp.registers)
-            except (Fault, EmulationError, *MALFORMED) as error:
-                index = block.lines[reports.line_in_block(error) - 2]
-                raise self._locate(error, warp, strand, index) from None
-            if divergent or result == EXIT or isinstance(result, tuple):
-                self._follow(warp, strand, result)
-                strand = self._runnable(warp)
-            else:
-                # a whole warp has one strand, and nothing in a block parks it
-                strand.pc = result
+            strand = self._run_block(warp, strand)
+
+    def _run_block(self, warp: Warp, strand: Strand) -> Strand | None:
+        """Run the block at a strand's place; returns who of the warp goes on."""
+        pc = strand.pc
+        divergent = not strand.whole
+        block = self.program.blocks.get((pc, divergent)) or self.program.block(pc, divergent)
+        self.instructions_run += block.count
+        try:
+            result = block.run(warp, warp.registers, strand.mask) if divergent else block.run(warp, warp.registers)
+        except (Fault, EmulationError, *MALFORMED) as error:
+            index = block.lines[reports.line_in_block(error) - 2]
+            raise self._locate(error, warp, strand, index) from None
+        if divergent or result == EXIT or isinstance(result, tuple):
+            self._follow(warp, strand, result)
+            return self._runnable(warp)
+        # a whole warp has one strand, and nothing in a block parks it
+        strand.pc = result
+        return strand
 
     def _follow(self, warp: Warp, strand: Strand, result: Any) -> None:
         if isinstance(result, tuple):

@@ -35,6 +35,8 @@ OFFSET_MASK = (1 << RANK_SHIFT) - 1
 SHARED_WINDOW = 1 << 60
 PARAM_WINDOW = 2 << 60
 _POISON = 0xA5
+# Told of accesses by threads: the allocation, offsets, their width in bytes, and whether they write.
+Observer = Callable[["Buffer", Lanes, int, bool], None]
 # Eight bytes of the shadow, all of them written.
 _WRITTEN = np.uint64(0x0101010101010101)
 
@@ -168,6 +170,7 @@ class GlobalMemory:
     def __init__(self, buffers: list[Buffer], launch: int = 0, accesses: AccessAccount | None = None) -> None:
         self.buffers = buffers
         self.accesses = accesses
+        self.observer: Observer | None = None
         self._first_writer = launch * MOST_CTAS
         self._last = buffers[0] if buffers else None
 
@@ -230,12 +233,16 @@ class GlobalMemory:
         """Refuse a read that no order puts behind the write that it wants."""
         if self.accesses is not None:
             self.accesses.read(buffer, offsets, width)
+        if self.observer is not None:
+            self.observer(buffer, offsets, width, False)
         buffer.check_written(offsets, width)
 
     def note_write(self, buffer: Buffer, offsets: Lanes, width: int, cta: int) -> None:
         """Refuse a write to an input, or one that no order puts behind another."""
         if self.accesses is not None:
             self.accesses.write(buffer, offsets, width)
+        if self.observer is not None:
+            self.observer(buffer, offsets, width, True)
         buffer.note_write(offsets, width, self._first_writer + cta)
 
 

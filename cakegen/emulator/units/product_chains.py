@@ -61,6 +61,11 @@ def _paying_kernel(multiply_add: MultiplyAdd, multiplications: int) -> Kernel | 
     return kernel_of(multiply_add) if _multiplied[multiply_add] >= _KERNELS[multiply_add][1] else None
 
 
+def add_nothing(a: Array, b: Array, sums: Array) -> Array:
+    """The arithmetic of who asks when products happen, and not what they are."""
+    return sums
+
+
 def add_products(
     multiply_add: MultiplyAdd, elements: Array, stack: Stack, fresh: Array, span: tuple[int, int], sums: Array
 ) -> Array:
@@ -77,6 +82,8 @@ def add_products(
     sums
         fp32 `[m, n]`; may be written.
     """
+    if multiply_add is add_nothing:
+        return sums
     first, last = span
     depth = stack.a.shape[2]
     kernel = _paying_kernel(multiply_add, (last - first) * (sums.size * depth + _OVERHEAD))
