@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cakegen.arch import architecture
+from cakegen.block import Block
 from cakegen.errors import RegistryError
+from cakegen.operands import RowsStage, Stage, SumStage, stages_of, tolerances_of
 from cakegen.rules import BlackwellRules, HopperRules, HopperTile
 
 R = TypeVar("R")
@@ -30,18 +32,75 @@ class NamedFunction:
 
 @dataclass(frozen=True)
 class ModelDims:
-    """Dimensions and constants of one latent mixture-of-experts block.
+    """A block, and the values of its symbols.
 
-    front: `x [T, hidden]` -> logits `[T, experts]` fp32, latent `[T, latent]` bf16, shared_act
-    `[T, shared_intermediate / TP]` bf16. tail: routed `[P, T, latent]` and shared_act -> out `[T, hidden]` bf16.
+    Parameters
+    ----------
+    norm_eps
+        Of the norm behind the sum of partials; None where the block has none.
+    activation
+        What stands behind the product whose rows are split over TP.
     """
 
     hidden: int
     latent: int
     experts: int
     shared_intermediate: int
-    norm_eps: float
+    norm_eps: float | None
     activation: NamedFunction
+    block: Block
+
+    def extent(self, symbol: str) -> int:
+        """The value of a symbol of the block.
+
+        Raises
+        ------
+        RegistryError
+            The block names one that is no extent.
+        """
+        value = getattr(self, symbol, None)
+        if type(value) is not int:
+            raise RegistryError(f"Model.dims.block: needs extents that are numbers of the model; got {symbol!r}")
+        return value
+
+    def check_block(self) -> None:
+        """Refuse a block that no export declares; raises `RegistryError`."""
+        for symbol in self.block.widths:
+            self.extent(symbol)
+        if self.normed != (self.norm_eps is not None):
+            raise RegistryError(f"Model.dims.norm_eps: needs a number where the block has a norm; got {self.norm_eps}")
+
+    @functools.cached_property
+    def stages(self) -> dict[str, Stage]:
+        """The operands of each stage, by its name; raises as `stages_of`."""
+        return stages_of(self.block)
+
+    @functools.cached_property
+    def rows_stage(self) -> RowsStage:
+        """The operands of the stage of one input."""
+        (found,) = (stage for stage in self.stages.values() if isinstance(stage, RowsStage))
+        return found
+
+    @functools.cached_property
+    def sum_stage(self) -> SumStage:
+        """The operands of the stage of one output."""
+        (found,) = (stage for stage in self.stages.values() if isinstance(stage, SumStage))
+        return found
+
+    @property
+    def tolerances(self) -> dict[str, float]:
+        """By result, against fp64; see `tolerances_of`."""
+        return tolerances_of(self.block)
+
+    @property
+    def normed(self) -> bool:
+        """Whether the sum of partials is normalised; else one partial is multiplied as it is."""
+        return self.sum_stage.preparation.weight is not None
+
+    @property
+    def shares_latent(self) -> bool:
+        """Whether a rank multiplies its share of the latent columns in the tail; else all, of its own sum."""
+        return any(segment.shares_k for segment in self.sum_stage.segments)
 
     def i_local(self, tp: int) -> int:
         """Shared-expert columns of one rank."""
@@ -49,7 +108,11 @@ class ModelDims:
 
     def latent_slice(self, tp: int) -> int:
         """Latent columns that one rank multiplies in the tail."""
-        return self.latent // tp
+        return self.latent // tp if self.shares_latent else self.latent
+
+    def latent_begin(self, tp: int, rank: int) -> int:
+        """The first of them."""
+        return rank * self.latent_slice(tp) if self.shares_latent else 0
 
 
 @dataclass(frozen=True)
@@ -164,9 +227,22 @@ def convert_literal(kind: Any, value: Any, where: str) -> Any:
         return _convert_tuple(typing.get_args(kind), value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(kind, types.UnionType):
+        return convert_literal(_tagged(kind, value, where), value, where)
+    if typing.get_origin(kind) is typing.Literal and value not in typing.get_args(kind):
+        raise RegistryError(f"{where}: needs one of {list(typing.get_args(kind))}; got {value!r}")
     if isinstance(kind, type) and type(value) is not kind:
         raise RegistryError(f"{where}: needs {kind.__name__}; got {value!r}")
     return value
+
+
+def _tagged(kinds: Any, value: Any, where: str) -> Any:
+    """Of records that are told apart by a field of one value each: the one that a literal says it is."""
+    tags = {typing.get_args(_hints(record)["form"][0])[0]: record for record in typing.get_args(kinds)}
+    form = value.get("form") if isinstance(value, dict) else None
+    if not isinstance(form, str) or form not in tags:
+        raise RegistryError(f"{where}: needs a record whose form is one of {list(tags)}; got {value!r}")
+    return tags[form]
 
 
 def _convert_record(kind: type, value: Any, where: str) -> Any:
@@ -196,7 +272,8 @@ def _convert_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any,
 def _hints(record: type) -> dict[str, tuple[Any, bool]]:
     """Field -> its type without the `None` of an optional one, and whether it is one."""
     found = {}
-    for name, hint in typing.get_type_hints(record).items():
+    hints = typing.get_type_hints(record)
+    for name, hint in ((field.name, hints[field.name]) for field in dataclasses.fields(record)):
         kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
         optional = isinstance(hint, types.UnionType)
         found[name] = (kinds[0] if optional else hint, optional)

@@ -102,9 +102,15 @@ def _fields_of(record: type, where: str) -> Iterator[str]:
     hints = typing.get_type_hints(record)
     for field in dataclasses.fields(record):
         yield f"{where}.{field.name}: {hints[field.name]}"
-        for kind in (hints[field.name], *typing.get_args(hints[field.name])):
-            if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-                yield from _fields_of(kind, f"{where}.{field.name}")
+        for kind in _records_in(hints[field.name]):
+            yield from _fields_of(kind, f"{where}.{field.name}")
+
+
+def _records_in(hint: Any) -> Iterator[type]:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from _records_in(part)
 
 
 @dataclass(frozen=True)
@@ -259,6 +265,7 @@ def _load(root: Path) -> Registry:
         raise RegistryError(f"{file}: can't be read ({error}); export again") from None
     try:
         model = from_literal(Model, values["MODEL"])
+        model.dims.check_block()
     except RegistryError as error:
         raise RegistryError(f"{file}: damaged MODEL ({error}); export again") from None
     try:

@@ -7,15 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.cuda_text import code_of, declared, functions
+from support.models import kimi_k3_model
 
 from cakegen import paths
 from cakegen.emit import operands
 from cakegen.emit.program import Operand
 from cakegen.functions import ACTIVATIONS
+from cakegen.model import ModelDims
 from cakegen.plan import FAMILIES
 
 ROOT = paths.templates_root()
@@ -93,11 +96,22 @@ def unused_names(codes: list[str]) -> set[str]:
     return {name for name, count in definitions.items() if len(re.findall(rf"\b{name}\b", everything)) <= count}
 
 
+def structs(dims: ModelDims) -> Iterator[Operand]:
+    """What programs make of their parameters."""
+    prepared = dims.sum_stage.preparation
+    yield from (operands.NO_NORM, operands.SPLIT, operands.PARTIALS)
+    yield from (operands.front_maps_operand(dims), operands.front_outputs(dims))
+    yield from (operands.norm_operands(prepared), operands.one_partial_norm(prepared))
+    for flag in (False, True):
+        yield operands.tail_maps_operand(dims, resident=flag)
+        yield operands.tail_output(dims, mapped=flag)
+
+
 def test_everything_that_a_header_declares_is_used() -> None:
     """By another place of the templates, or by the call that a program makes."""
     called = {role for family in FAMILIES.values() for role in family.bodies}
     called |= {activation.functor for activation in ACTIVATIONS.values()}
-    called |= {value.struct for value in vars(operands).values() if isinstance(value, Operand)}
+    called |= {operand.struct for operand in structs(kimi_k3_model().dims)}
     codes = [code_of(file.read_text()) for file in HEADERS]
     assert len({name for code in codes for name in declared(code)}) > 20
     assert unused_names(codes) - called == set()

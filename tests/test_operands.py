@@ -13,13 +13,13 @@ from support.models import kimi_k3_model
 import cakegen
 from cakegen import runtime
 from cakegen.emit.operands import names_of
-from cakegen.emit.program import BUFFER_TYPES
-from cakegen.operands import FRONT, STAGES, TAIL, TOLERANCES, named, shape_of
+from cakegen.emit.program import buffer_types
+from cakegen.operands import named, shape_of
 from cakegen.registry import load_registry
-from cakegen.runtime import LatentMoe
-from cakegen.runtime.reference import reference_front, reference_tail
 
 # what a launch is given beside operands
+DIMS = kimi_k3_model().dims
+STAGES, FRONT, TAIL = DIMS.stages, DIMS.rows_stage, DIMS.sum_stage
 OF_THE_LAUNCH = {"partials", "counters", "wait_record"}
 
 
@@ -27,9 +27,9 @@ def test_functions_take_the_operands_of_their_stage() -> None:
     for stage, functions in (
         (
             "front",
-            (LatentMoe.prepare_front, runtime.kimi_k3_latent_moe_front, runtime.prepare_kimi_k3_latent_moe_front),
+            (runtime.kimi_k3_latent_moe_front, runtime.prepare_kimi_k3_latent_moe_front),
         ),
-        ("tail", (LatentMoe.prepare_tail, runtime.kimi_k3_latent_moe_tail, runtime.prepare_kimi_k3_latent_moe_tail)),
+        ("tail", (runtime.kimi_k3_latent_moe_tail, runtime.prepare_kimi_k3_latent_moe_tail)),
     ):
         for function in functions:
             names = [name for name in inspect.signature(function).parameters if name != "self"]
@@ -38,22 +38,15 @@ def test_functions_take_the_operands_of_their_stage() -> None:
             assert {spec.name for spec in STAGES[stage].outputs} <= set(names)
 
 
-def test_reference_takes_the_inputs_of_its_stage() -> None:
-    for stage, function in (("front", reference_front), ("tail", reference_tail)):
-        names = list(inspect.signature(function).parameters)[1:]
-        inputs = [spec.name for spec in STAGES[stage].inputs]
-        assert names[: len(inputs)] == inputs
-
-
 def test_programs_walk_what_waits_for_no_norm_first() -> None:
     assert [segment.tokens.short for segment in TAIL.along_k] == ["shared_act", "y"]
-    assert [segment.whole_k for segment in TAIL.along_k] == [False, True]
+    assert [segment.shares_k for segment in TAIL.along_k] == [False, True]
     assert names_of(TAIL.mapped) == ("shared_down_weight", "up_weight", "shared_act", "y_workspace")
     assert names_of(FRONT.mapped) == ("gate_weight", "down_weight", "shared_gate_up_weight", "x")
 
 
 def test_tolerances_are_those_of_the_contract() -> None:
-    assert TOLERANCES == {"logits": 1e-3, "latent": 1e-2, "shared_act": 1e-2, "y": 0.0, "out": 1e-2}
+    assert DIMS.tolerances == {"logits": 1e-3, "latent": 1e-2, "shared_act": 1e-2, "y": 0.0, "out": 1e-2}
 
 
 def test_values_in_the_order_of_the_table_are_named() -> None:
@@ -107,7 +100,7 @@ def test_programs_bind_operands_of_their_stage_and_nothing_else(export: str) -> 
 
 
 def test_buffers_have_the_type_of_their_operand() -> None:
-    assert {name: kind for name, kind in BUFFER_TYPES.items() if name not in OF_THE_LAUNCH} == {
+    assert dict(buffer_types(DIMS)) == {
         "logits": "float*",
         "latent": "u16*",
         "shared_act": "u16*",
@@ -119,7 +112,7 @@ def test_buffers_have_the_type_of_their_operand() -> None:
 
 
 def test_shapes_are_a_ranks_share() -> None:
-    dims = kimi_k3_model().dims
+    dims = DIMS
     shapes = {
         name: {spec.name: shape_of(spec, dims, i_local=768, tokens=5, partials=3) for spec in stage.operands}
         for name, stage in STAGES.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from pathlib import Path
@@ -120,6 +121,19 @@ def launch(**fields: Any) -> dict[str, Any]:
 
 
 MODEL = to_literal(tiny_model())
+BLOCK = MODEL["dims"]["block"]
+
+
+def with_block(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """The small model with another value somewhere in its block."""
+    model = copy.deepcopy(MODEL)
+    at = model["dims"]["block"]
+    for part in path[:-1]:
+        at = at[part]
+    at[path[-1]] = value
+    return model
+
+
 DAMAGES: dict[str, tuple[str, object, str]] = {
     "text for a module": ("MODULES", {"one": "two"}, "ProgramEntry: needs the fields"),
     "launch without a field": ("LAUNCHES", {"launch_0": {}}, r"LAUNCHES\['launch_0'\]: needs the fields"),
@@ -171,6 +185,44 @@ DAMAGES: dict[str, tuple[str, object, str]] = {
     "key that moves the cursor": ("KERNELS", {"\x1b[2J": "one"}, r"needs printable texts; got '\\x1b\[2J'"),
     "role that moves the cursor": ("MODULES", module(role="\x1b[2J"), "needs printable texts"),
     "constant that is no name": ("SPECIALIZATIONS", {"tail_norm:e0": {"A=1 -x": 3}}, "needs names with int values"),
+    "stage of another form": (
+        "MODEL",
+        with_block(("stages", 0, "form"), "columns"),
+        "needs a record whose form is one",
+    ),
+    "stage of no form": ("MODEL", with_block(("stages", 0), ["rows"]), "needs a record whose form is one"),
+    "another dtype": (
+        "MODEL",
+        with_block(("stages", 0, "products", 0, "dtype"), "fp8"),
+        r"dtype: needs one of \['bf16', 'fp32'\]; got 'fp8'",
+    ),
+    "one stage": ("MODEL", with_block(("stages",), BLOCK["stages"][:1]), "needs a stage of rows, then one of sum"),
+    "two stages of a name": ("MODEL", with_block(("stages", 1, "name"), "front"), "needs stages of two names, and one"),
+    "one segment": (
+        "MODEL",
+        with_block(("stages", 1, "segments"), BLOCK["stages"][1]["segments"][:1]),
+        "needs a segment of a prepared sum, and one of others; got 1 segments",
+    ),
+    "an activation of another name": (
+        "MODEL",
+        with_block(("stages", 0, "products", 2, "activation"), "selu"),
+        "needs one of the activations situ, .*; got 'selu'",
+    ),
+    "an operand that is no name": (
+        "MODEL",
+        with_block(("stages", 0, "products", 0, "weight"), "x) -> ()"),
+        r"needs names of a-z, 0-9 and _; got 'x\) -> \(\)'",
+    ),
+    "an extent that is no number": (
+        "MODEL",
+        with_block(("stages", 0, "k"), "block"),
+        "needs extents that are numbers of the model; got 'block'",
+    ),
+    "a norm without its number": (
+        "MODEL",
+        {**MODEL, "dims": {name: value for name, value in MODEL["dims"].items() if name != "norm_eps"}},
+        "norm_eps: needs a number where the block has a norm; got None",
+    ),
     "text for a tuple": ("MODEL", {**MODEL, "targets": "all"}, "Model.targets: needs a list; got str"),
 }
 

@@ -14,7 +14,6 @@ import torch
 from cakegen.bench.operands import Case, find_faults, poison
 from cakegen.bench.timing import Call, Clock
 from cakegen.errors import BenchError
-from cakegen.operands import STAGES
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.prepared import Runner
 
@@ -73,7 +72,7 @@ def prepare_ours(
     runner = moe.prepare(
         case.row.stage, case.operands() | rooms, tp=case.row.tp, rank=case.rank, backend=backend, overlap=overlap
     )
-    return runner, {spec.short: rooms[spec.name] for spec in STAGES[case.row.stage].outputs}
+    return runner, {spec.short: rooms[spec.name] for spec in case.dims.stages[case.row.stage].outputs}
 
 
 def build_ours(moe: LatentMoe, case: Case, backend: str = "auto", overlap: bool = False) -> Arm:

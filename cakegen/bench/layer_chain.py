@@ -32,7 +32,7 @@ from cakegen.bench.rivals import RIVALS
 from cakegen.bench.rows import STAGES, Row, work_of
 from cakegen.bench.stream_probe import BOX_SHAPES, StreamProbe
 from cakegen.bench.timing import Call, time_alternating
-from cakegen.operands import FRONT, TAIL
+from cakegen.model import ModelDims
 from cakegen.registry import Registry
 from cakegen.runtime import LatentMoe
 from cakegen.runtime.reference import reference_outputs
@@ -164,15 +164,15 @@ def _capture_chain(
     calls: list[Call] = []
     outs: list[torch.Tensor] = []
     for layer in layers:
-        case = Case(Row("front", tp, tokens), rank, dims, layer.front, {FRONT.tokens.name: x}, {})
+        case = Case(Row("front", tp, tokens), rank, dims, layer.front, {dims.rows_stage.tokens.name: x}, {})
         if link.joined:
             case.joined_tokens = case.empty(dims.latent_slice(tp) + dims.i_local(tp))
         first = link.front(case)
-        inputs = _behind(first.outputs)
+        inputs = _behind(dims, first.outputs)
         behind = Case(Row("tail", tp, tokens), rank, dims, layer.tail, inputs, {}, case.joined_tokens)
         second = link.tail(behind)
         calls += [first.call, second.call]
-        x = second.outputs[TAIL.output.short]
+        x = second.outputs[dims.sum_stage.output.short]
         outs.append(x)
     captured = bench.clock.capture(partial(_run_all, calls))
     # what the replay that is checked does not write stays NaN
@@ -180,11 +180,13 @@ def _capture_chain(
     return captured, outs
 
 
-def _behind(results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _behind(dims: ModelDims, results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What a tail reads of a front's results; `latent` stands in for the experts' only partial."""
-    (norm,) = TAIL.norms
-    names = {spec.name for spec in TAIL.inputs}
-    return {norm.partials.name: results["latent"][None]} | {key: results[key] for key in results if key in names}
+    stage = dims.sum_stage
+    names = {spec.name for spec in stage.inputs}
+    return {stage.preparation.partials.name: results["latent"][None]} | {
+        key: results[key] for key in results if key in names
+    }
 
 
 def _run_all(calls: Sequence[Call]) -> None:
@@ -196,10 +198,10 @@ def _check_layers(bench: Bench, layers: list[Layer], xs: Sequence[torch.Tensor],
     """`xs`: the chain's input, then the output of each layer."""
     dims = bench.moe.model.dims
     for number, (layer, x, out) in enumerate(zip(layers, xs, xs[1:], strict=False)):
-        given = {FRONT.tokens.name: x, **layer.front.operands()}
-        between = _behind(reference_outputs("front", dims, given, tp=tp, rank=rank_of(tp)))
+        given = {dims.rows_stage.tokens.name: x, **layer.front.operands()}
+        between = _behind(dims, reference_outputs("front", dims, given, tp=tp, rank=rank_of(tp)))
         given = between | layer.tail.operands()
-        wanted = reference_outputs("tail", dims, given, tp=tp, rank=rank_of(tp))[TAIL.output.short]
+        wanted = reference_outputs("tail", dims, given, tp=tp, rank=rank_of(tp))[dims.sum_stage.output.short]
         error = float((out.double() - wanted.double()).norm() / wanted.double().norm())
         if not error <= _LARGEST_ERROR:
             raise WrongResult(

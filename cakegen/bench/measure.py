@@ -33,7 +33,6 @@ from cakegen.bench.stats import Summary
 from cakegen.bench.stream_probe import StreamProbe
 from cakegen.bench.timing import Call, Clock, copies_for, time_alternating, time_rotating
 from cakegen.errors import BenchError, CakeError
-from cakegen.operands import TOLERANCES
 from cakegen.runtime import LatentMoe
 
 REPEATS = 41
@@ -185,13 +184,13 @@ class RowMeasurement:
         except CakeError as error:
             return UNSERVED, str(error), ()
         try:
-            calls[OURS] = capture_checked(arm, case, bench.clock, TOLERANCES)
+            calls[OURS] = capture_checked(arm, case, bench.clock, case.dims.tolerances)
         except WrongResult as error:
             return WRONG, str(error), arm.keys
         calls[OURS_AGAIN] = bench.clock.capture(arm.call)
         self._builders[OURS] = build
         try:
-            calls[OURS_PACKED] = capture_checked(build(case.on(self._packed)), case, bench.clock, TOLERANCES)
+            calls[OURS_PACKED] = capture_checked(build(case.on(self._packed)), case, bench.clock, case.dims.tolerances)
         except CakeError as error:
             self._unavailable[OURS_PACKED] = str(error)
         return TIMED, None, arm.keys
@@ -215,7 +214,7 @@ class RowMeasurement:
         label = chain_label(name, pointwise, products)
         build = partial(build_rival, RIVALS[case.row.stage][name], pointwise, products)
         try:
-            calls[label] = capture_checked(build(case), case, clock, tolerances_of(name))
+            calls[label] = capture_checked(build(case), case, clock, tolerances_of(case.dims, name))
         except Exception as error:
             # raises if the device is lost, which is no chain's private trouble
             clock.settle()

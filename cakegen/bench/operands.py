@@ -14,18 +14,21 @@ import torch
 from cakegen.bench.rows import Row
 from cakegen.errors import BenchError
 from cakegen.model import ModelDims
-from cakegen.operands import FRONT, STAGES, TAIL, TOLERANCES, named, shape_of
+from cakegen.operands import named, shape_of
 from cakegen.runtime.packing import pack_weight
 from cakegen.runtime.reference import reference_outputs
 
 BF16 = torch.bfloat16
-_COMPOSED = {product.output for product in FRONT.products if product.gated} | {TAIL.output}
-RIVAL_TOLERANCES = {
-    spec.short: TOLERANCES[spec.short] if spec.fp32 else 4e-2 if spec in _COMPOSED else 2e-2
-    for stage in STAGES.values()
-    for spec in stage.outputs
-}
-"""A stock chain rounds to bf16 between its kernels, so it is held to the same function, not to the same rounding."""
+
+
+def rival_tolerances(dims: ModelDims) -> dict[str, float]:
+    """By result: a stock chain rounds to bf16 between its kernels, so it is held to the same function, not rounding."""
+    composed = {product.output for product in dims.rows_stage.activated} | {dims.sum_stage.output}
+    return {
+        spec.short: dims.tolerances[spec.short] if spec.fp32 else 4e-2 if spec in composed else 2e-2
+        for stage in dims.stages.values()
+        for spec in stage.outputs
+    }
 
 
 @dataclass(eq=False)
@@ -36,6 +39,7 @@ class FrontWeights:
     apart read the same bytes.
     """
 
+    dims: ModelDims
     joined: torch.Tensor
     gate: torch.Tensor
     down: torch.Tensor
@@ -44,17 +48,17 @@ class FrontWeights:
     @staticmethod
     def of(joined: torch.Tensor, dims: ModelDims) -> FrontWeights:
         """Weights over a tensor of all rows."""
-        rows = [shape_of(spec, dims, i_local=0)[0] for spec in FRONT.weights]
+        rows = [shape_of(spec, dims, i_local=0)[0] for spec in dims.rows_stage.weights]
         rows[-1] = joined.shape[0] - sum(rows)
-        return FrontWeights(joined, *torch.split(joined, rows))
+        return FrontWeights(dims, joined, *torch.split(joined, rows))
 
     def packed(self) -> FrontWeights:
         """The same weights packed (`pack_weight`), beside the joined tensor as it is."""
-        return FrontWeights(self.joined, pack_weight(self.gate), pack_weight(self.down), pack_weight(self.gate_up))
+        return FrontWeights(self.dims, self.joined, *map(pack_weight, self.streamed()))
 
     def operands(self) -> dict[str, torch.Tensor]:
         """By name."""
-        return named(FRONT.weights, self.streamed())
+        return named(self.dims.rows_stage.weights, self.streamed())
 
     def copy(self, dims: ModelDims) -> FrontWeights:
         """The same weights at other addresses."""
@@ -67,12 +71,13 @@ class FrontWeights:
 
 @dataclass(eq=False)
 class TailWeights:
-    """One rank's weights of the tail: `norm [latent]`, `up [hidden, latent]`, `down [hidden, I_LOCAL]`."""
+    """One rank's weights of the tail: maybe `norm [latent]`, `up [hidden, latent]`, `down [hidden, I_LOCAL]`."""
 
-    norm: torch.Tensor
+    norm: torch.Tensor | None
     up: torch.Tensor
     down: torch.Tensor
     columns: slice
+    dims: ModelDims
     _joined: torch.Tensor | None = None
 
     @property
@@ -84,15 +89,18 @@ class TailWeights:
 
     def packed(self) -> TailWeights:
         """The same weights with both matrices packed (`pack_weight`)."""
-        return TailWeights(self.norm, pack_weight(self.up), pack_weight(self.down), self.columns)
+        return TailWeights(self.norm, pack_weight(self.up), pack_weight(self.down), self.columns, self.dims)
 
     def operands(self) -> dict[str, torch.Tensor]:
         """By name."""
-        return named(TAIL.weights, (self.norm, self.up, self.down))
+        norm = () if self.norm is None else (self.norm,)
+        return named(self.dims.sum_stage.weights, (*norm, self.up, self.down))
 
     def copy(self, dims: ModelDims) -> TailWeights:
         """The same weights at other addresses."""
-        return TailWeights(self.norm.clone(), self.up.clone(), self.down.clone(), self.columns)
+        return TailWeights(
+            None if self.norm is None else self.norm.clone(), self.up.clone(), self.down.clone(), self.columns, dims
+        )
 
     def streamed(self) -> tuple[torch.Tensor, ...]:
         """The matrices that a call reads."""
@@ -140,7 +148,7 @@ class Case:
             spec.name: self.empty(
                 shape_of(spec, self.dims, i_local=i_local, tokens=tokens)[1], torch.float32 if spec.fp32 else BF16
             )
-            for spec in STAGES[self.row.stage].outputs
+            for spec in self.dims.stages[self.row.stage].outputs
         }
 
     def empty(self, cols: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -186,7 +194,7 @@ def make_operands(dims: ModelDims, row: Row, device: torch.device, seed: int) ->
     BenchError
         The TP degree does not divide the model.
     """
-    if dims.latent % row.tp or dims.shared_intermediate % row.tp:
+    if (dims.shares_latent and dims.latent % row.tp) or dims.shared_intermediate % row.tp:
         raise BenchError(
             f"{row}: TP must divide the latent width {dims.latent} and the shared-expert width "
             f"{dims.shared_intermediate}"
@@ -198,7 +206,7 @@ def make_operands(dims: ModelDims, row: Row, device: torch.device, seed: int) ->
         if row.stage == "front"
         else make_tail_weights(dims, row.tp, rank, normal)
     )
-    i_local, stage = dims.i_local(row.tp), STAGES[row.stage]
+    i_local, stage = dims.i_local(row.tp), dims.stages[row.stage]
     inputs = {
         spec.name: normal(*shape_of(spec, dims, i_local=i_local, tokens=row.tokens))
         for spec in stage.inputs
@@ -225,21 +233,24 @@ def make_front_weights(dims: ModelDims, tp: int, normal: _Normal) -> FrontWeight
     """Weights of the front whose products with normal tokens are normal; an activation's are twice as wide, to reach
     its bounds.
     """
-    shapes = [shape_of(spec, dims, i_local=dims.i_local(tp)) for spec in FRONT.weights]
+    shapes = [shape_of(spec, dims, i_local=dims.i_local(tp)) for spec in dims.rows_stage.weights]
     weights = FrontWeights.of(normal(sum(rows for rows, _ in shapes), dims.hidden, scale=dims.hidden**-0.5), dims)
-    for product, weight in zip(FRONT.products, weights.streamed(), strict=True):
-        weight *= 1 + product.gated
+    for product, weight in zip(dims.rows_stage.products, weights.streamed(), strict=True):
+        weight *= 1 + product.activated
     return weights
 
 
 def make_tail_weights(dims: ModelDims, tp: int, rank: int, normal: _Normal) -> TailWeights:
     """Weights of the tail whose two products have variance 1 each."""
-    width, i_local = dims.latent_slice(tp), dims.i_local(tp)
-    lengths = {segment.weight: width if segment.whole_k else i_local for segment in TAIL.segments}
-    norm, up, down = (
-        normal(*shape_of(spec, dims, i_local=i_local), scale=lengths.get(spec, 1) ** -0.5) for spec in TAIL.weights
-    )
-    return TailWeights(norm, up, down, columns=slice(rank * width, (rank + 1) * width))
+    width, i_local, first = dims.latent_slice(tp), dims.i_local(tp), dims.latent_begin(tp, rank)
+    lengths = {segment.weight: i_local if segment.prepared is None else width for segment in dims.sum_stage.segments}
+    made = [
+        normal(*shape_of(spec, dims, i_local=i_local), scale=lengths.get(spec, 1) ** -0.5)
+        for spec in dims.sum_stage.weights
+    ]
+    norm = made[0] if dims.normed else None
+    up, down = made[-2:]
+    return TailWeights(norm, up, down, slice(first, first + width), dims)
 
 
 def normal_source(device: torch.device, seed: int) -> _Normal:

@@ -1,4 +1,4 @@
-"""The elementwise parts of a stock chain, fused by torch.compile or eager. Imports torch and model.
+"""The elementwise parts of a stock chain, fused by torch.compile or eager. Imports torch, errors and model.
 
 Each writes into a tensor of the caller: a chain allocates nothing, and a compiled kernel stores straight there.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from cakegen.errors import BenchError
 from cakegen.model import ModelDims
 from cakegen.runtime.activations import activate
 
@@ -54,7 +55,15 @@ def make_pointwise(dims: ModelDims, columns: slice, *, compiled: bool) -> Pointw
     Compiled functions take any T from 2 on, and are compiled again for T = 1; nothing is compiled before they are
     called. Kernels that earlier calls compiled are dropped, since torch.compile keeps at most 8 for one function and
     would refuse the next.
+
+    Raises
+    ------
+    BenchError
+        The block has no norm, or its shared expert no gate.
     """
+    eps = dims.norm_eps
+    if eps is None or not dims.rows_stage.gated:
+        raise BenchError("stock chains are written for a norm behind the experts and a gated shared expert alone")
     if compiled:
         torch._dynamo.reset()
         # a handful of kernels: no pool of compiler processes beside a measurement
@@ -73,15 +82,15 @@ def make_pointwise(dims: ModelDims, columns: slice, *, compiled: bool) -> Pointw
         shared_act.copy_(activate(dims.activation, gate, up))
 
     def norm_into(routed: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> None:
-        y.copy_(_norm(routed, weight, dims.norm_eps))
+        y.copy_(_norm(routed, weight, eps))
 
     def norm_slice_into(routed: torch.Tensor, weight: torch.Tensor, part: torch.Tensor) -> None:
-        part.copy_(_norm(routed, weight, dims.norm_eps)[:, columns])
+        part.copy_(_norm(routed, weight, eps)[:, columns])
 
     def norm_join_into(
         routed: torch.Tensor, weight: torch.Tensor, shared_act: torch.Tensor, tokens: torch.Tensor
     ) -> None:
-        norm = _norm(routed, weight, dims.norm_eps)[:, columns]
+        norm = _norm(routed, weight, eps)[:, columns]
         tokens.copy_(torch.cat((norm, shared_act), dim=1))
 
     parts = (activate_into, activate_cast_into, norm_into, norm_slice_into, norm_join_into)

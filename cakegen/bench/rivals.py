@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from cakegen.bench.arms import Arm
-from cakegen.bench.operands import RIVAL_TOLERANCES, Case, FrontWeights, TailWeights
+from cakegen.bench.operands import Case, FrontWeights, TailWeights, rival_tolerances
 from cakegen.bench.pointwise import Pointwise
 from cakegen.bench.products import CUBLAS, Cublas
-from cakegen.operands import FRONT, TOLERANCES, returned
+from cakegen.model import ModelDims
+from cakegen.operands import returned
 
 Builder = Callable[[Case, Pointwise, Cublas], Arm]
 SEPARATE_FP32 = "separate_fp32"
@@ -34,7 +35,7 @@ def front_separate(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) 
         products.multiply(x, weights.gate_up, gate_up)
         pointwise.activate(gate_up, shared_act)
 
-    return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
+    return Arm(call, returned(case.dims.rows_stage.outputs, (logits, latent, shared_act)))
 
 
 def front_separate_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
@@ -49,7 +50,7 @@ def front_separate_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUB
         products.multiply_fp32(x, weights.gate_up, gate_up)
         pointwise.activate(gate_up, shared_act)
 
-    return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
+    return Arm(call, returned(case.dims.rows_stage.outputs, (logits, latent, shared_act)))
 
 
 def front_joined(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
@@ -65,7 +66,7 @@ def front_joined(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) ->
         products.multiply(x, rows, joined)
         pointwise.activate(gate_up, shared_act)
 
-    return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
+    return Arm(call, returned(case.dims.rows_stage.outputs, (logits, latent, shared_act)))
 
 
 def front_joined_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
@@ -79,7 +80,7 @@ def front_joined_fp32(case: Case, pointwise: Pointwise, products: Cublas = CUBLA
         products.multiply_fp32(x, weights.joined, joined)
         pointwise.activate_cast(rest, latent, shared_act)
 
-    return Arm(call, returned(FRONT.outputs, (logits, latent, shared_act)))
+    return Arm(call, returned(case.dims.rows_stage.outputs, (logits, latent, shared_act)))
 
 
 def tail_separate(case: Case, pointwise: Pointwise, products: Cublas = CUBLAS) -> Arm:
@@ -173,11 +174,15 @@ RIVALS: Mapping[str, Mapping[str, Builder]] = {
 }
 
 
-def tolerances_of(name: str) -> Mapping[str, float]:
-    """What a chain is held to: our own tolerances where it rounds as we do (`y` apart, whose squares torch adds in
-    another order), else wider ones.
+def tolerances_of(dims: ModelDims, name: str) -> Mapping[str, float]:
+    """What a chain is held to: our own tolerances where it rounds as we do, else wider ones.
+
+    Bits are asked of none: torch adds the squares of a norm in another order.
     """
-    return {**TOLERANCES, "y": RIVAL_TOLERANCES["y"]} if name == SEPARATE_FP32 else RIVAL_TOLERANCES
+    wider = rival_tolerances(dims)
+    if name != SEPARATE_FP32:
+        return wider
+    return {result: own or wider[result] for result, own in dims.tolerances.items()}
 
 
 def gemm_limit(case: Case) -> Arm:

@@ -123,10 +123,12 @@ def work_of(dims: ModelDims, row: Row, partials: int = 1) -> Work:
     """
     i_local, hidden, tokens = dims.i_local(row.tp), dims.hidden, row.tokens
     if row.stage == "front":
-        weights = (dims.experts + dims.latent + 2 * i_local) * hidden
+        weights = (dims.experts + dims.latent + (1 + dims.rows_stage.gated) * i_local) * hidden
         in_bytes = hidden * BF16_BYTES
         out_bytes = dims.experts * FP32_BYTES + (dims.latent + i_local) * BF16_BYTES
         return Work(weights * BF16_BYTES, tokens * (in_bytes + out_bytes), 2 * tokens * weights)
     weights = (dims.latent_slice(row.tp) + i_local) * hidden
-    token_elems = partials * dims.latent + i_local + dims.latent + hidden
-    return Work((weights + dims.latent) * BF16_BYTES, tokens * token_elems * BF16_BYTES, 2 * tokens * weights)
+    written = dims.latent if dims.sum_stage.preparation.written else 0
+    token_elems = partials * dims.latent + i_local + written + hidden
+    norm = dims.latent if dims.normed else 0
+    return Work((weights + norm) * BF16_BYTES, tokens * token_elems * BF16_BYTES, 2 * tokens * weights)

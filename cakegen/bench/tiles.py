@@ -16,7 +16,6 @@ from cakegen.bench.rows import LONG_TOKENS, Row, grouped_rows
 from cakegen.bench.stats import Summary
 from cakegen.bench.timing import Call, Clock, time_alternating
 from cakegen.errors import BenchError
-from cakegen.operands import TOLERANCES
 from cakegen.plan import GemmForm, Plan, family_of
 from cakegen.registry import Registry
 from cakegen.rules import HopperTile
@@ -136,7 +135,7 @@ def _time_row(
     calls: dict[str, Call] = {}
     for tile, moe in moes.items():
         plans[tile], arm = _prepare(moe, case, backend)
-        calls[_name(tile)] = capture_checked(arm, case, clock, TOLERANCES)
+        calls[_name(tile)] = capture_checked(arm, case, clock, case.dims.tolerances)
     rounds = repeats or (REPEATS_LONG if case.row.tokens >= LONG_TOKENS else REPEATS)
     times = time_alternating(calls, clock, rounds)
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,7 @@ def demo_command(
     small, registry = load_registry(SMALL_EXPORT), load_registry(export)
     reason = why_nothing_launches(registry)
     place = emulated_place(registry.model) if reason else gpu_place()
-    introduce(shown, place, reason)
+    introduce(shown, place, reason, registry.model.dims.tolerances)
     demo, where = Demo(shown, tp, jobs, tables), f"TP {tp}, {place.words}"
     for name, counts in ({"small model": token_counts} if token_counts else SMALL_PARTS).items():
         demo.attempt(name, f"{small.export}, {where}", partial(demo.run, small, place, counts, SCHEDULES))
@@ -96,7 +96,7 @@ def demo_command(
     demo.conclude(not_run(demo, registry, reason, full=full))
 
 
-def introduce(shown: Transcript, place: Place, reason: str | None) -> None:
+def introduce(shown: Transcript, place: Place, reason: str | None, tolerances: Mapping[str, float]) -> None:
     """Say on what machine this runs, and in what words."""
     import torch
 
@@ -114,7 +114,7 @@ def introduce(shown: Transcript, place: Place, reason: str | None) -> None:
         shown.line("the emulator runs the programs' PTX on the CPU, and reports races, deadlocks and stray accesses")
         shown.line("schedule: an order of warps and copies that a GPU may take; it must not change any bit")
     shown.line("front and tail: a layer's products before and behind its routed experts; T: tokens in the batch")
-    shown.line(f"tolerance of a value v against fp64: {tolerance_words()}")
+    shown.line(f"tolerance of a value v against fp64: {tolerance_words(tolerances)}")
 
 
 @dataclass
@@ -176,11 +176,10 @@ class Demo:
             A request or a program is refused, or a result is not as the contract says.
         """
         from cakegen.cli.demo_request import plan_request, plan_words, run_layer, total_words
-        from cakegen.operands import STAGES
         from cakegen.runtime import LatentMoe
         from cakegen.runtime.programs import check_registered
 
-        requests = [(stage, tokens) for tokens in token_counts for stage in STAGES]
+        requests = [(stage, tokens) for tokens in token_counts for stage in registry.model.dims.stages]
         plans = [plan_request(registry.model, stage, self.tp, tokens, place.facts) for stage, tokens in requests]
         for plan in plans:
             check_registered(registry, plan, place.name)
@@ -249,7 +248,6 @@ class Demo:
         """
         from cakegen.cli.demo_request import plan_request, plan_words
         from cakegen.model import DeviceFacts
-        from cakegen.operands import STAGES
 
         planned = 0
         for target in model.targets:
@@ -258,7 +256,7 @@ class Demo:
                 self.shown.step("plan", f"{target.arch}: the export has no TP {self.tp} for it")
                 continue
             for tokens in token_counts:
-                for stage in STAGES:
+                for stage in model.dims.stages:
                     words = plan_words(plan_request(model, stage, self.tp, tokens, device))
                     self.shown.step("plan", f"{target.arch} with {device.sm_count} SMs, {words}")
                     planned += 1

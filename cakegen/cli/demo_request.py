@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -133,11 +133,10 @@ def run_layer(
     """
     from cakegen.emulator.launches.cases import Case, compare_outputs
     from cakegen.errors import LaunchError
-    from cakegen.operands import STAGES
 
     found: list[Comparison] = []
     written: Tensors = {}
-    for name, stage in STAGES.items():
+    for name, stage in moe.model.dims.stages.items():
         case = Case(name, tp, tokens, sm_count=place.facts.sm_count, arch=place.facts.arch)
         operands = _operands_of(moe.model, case, place.device)
         operands |= {spec.name: written[spec.name] for spec in stage.inputs if spec.name in written}
@@ -226,12 +225,10 @@ def total_words(compared: Sequence[Comparison]) -> str:
     )
 
 
-def tolerance_words() -> str:
+def tolerance_words(tolerances: Mapping[str, float]) -> str:
     """What the contract allows a value v of each output."""
-    from cakegen.operands import TOLERANCES
-
     outputs: dict[float, list[str]] = {}
-    for output, tolerance in TOLERANCES.items():
+    for output, tolerance in tolerances.items():
         outputs.setdefault(tolerance, []).append(output)
     return "; ".join(
         f"{', '.join(names)} {f'{tolerance:g} * (1 + |v|)' if tolerance else 'none, every bit counts'}"

@@ -139,8 +139,9 @@ def export_files(name: str | None) -> list[Path]:
     if name.endswith(".toml"):
         return [Path(name)]
     found = [file for file in known if file.parent.name == name]
-    # declared, and refused with what is missing; an export of everything leaves them out
-    found = found or [file for file in (paths.exports_root() / "planned").glob("*.toml") if file.stem == name]
+    # small ones for tests, and those that are declared and refused with what is missing: all of them leaves these out
+    aside = (file for folder in ("small", "planned") for file in (paths.exports_root() / folder).glob("*.toml"))
+    found = found or [file for file in aside if file.stem == name]
     if not found:
         names = ", ".join(file.parent.name for file in known) or "none"
         raise SpecError(f"no export {name!r}; there is: {names}. A path of an export file also does")
@@ -221,8 +222,11 @@ def _refuse_other_name(file: Path, name: str) -> None:
     from cakegen import paths
     from cakegen.errors import SpecError
 
-    if file.resolve().parent.parent == paths.exports_root() and file.parent.name != name:
-        raise SpecError(f"{file.parent.name}/{file.name}: name = {name!r}; it must be its folder's name")
+    if file.resolve().parent.parent != paths.exports_root():
+        return
+    whose, needed = ("folder", file.parent.name) if file.name == "export.toml" else ("file", file.stem)
+    if needed != name:
+        raise SpecError(f"{file.parent.name}/{file.name}: name = {name!r}; it must be its {whose}'s name")
 
 
 def _trees_root(check: bool, dest: Path | None) -> Path:

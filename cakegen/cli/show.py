@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +53,15 @@ def show_command(export: str, source: bool, block: bool, explain: bool, as_json:
         refuse_ignored("is printed alone; --json names the files", "source")
         from cakegen.cli.show_json import program_literal
 
-        for program, keys in programs:
-            plans = _plans_of(registry, keys)
-            click.echo(json.dumps(program_literal(registry, program, keys, plans, list(_requests(plans)))))
+        for (program, keys), reach in zip(programs, _reach_of(registry, programs), strict=True):
+            click.echo(json.dumps(program_literal(registry, program, keys, reach.first, list(reach.requests()))))
         return
-    for program, keys in programs:
-        if source:
+    if source:
+        for program, keys in programs:
             click.echo(_flat(registry, program, keys), nl=False)
-        else:
-            _show(registry, program, keys)
+        return
+    for (program, keys), reach in zip(programs, _reach_of(registry, programs), strict=True):
+        _show(registry, program, keys, reach)
 
 
 def _block(name: str) -> Iterator[str]:
@@ -110,10 +111,10 @@ def _programs(registry: Registry, chosen: Selection) -> list[tuple[Program, list
     return [(registry.programs[name], keys) for name, keys in served.items()]
 
 
-def _show(registry: Registry, program: Program, keys: list[str]) -> None:
+def _show(registry: Registry, program: Program, keys: list[str], reach: _Reach) -> None:
     sections = (
         ("declared", _declared(registry)),
-        ("plan", _planned(registry, keys)),
+        ("plan", _planned(reach, keys)),
         ("source", _source(registry, program)),
         ("launch", _launch(registry, program, keys)),
     )
@@ -132,14 +133,13 @@ def _declared(registry: Registry) -> Iterator[str]:
         yield f"{target.arch}: TP {_listed(target.tp_degrees)}; SM counts {_listed(target.sm_counts)}"
 
 
-def _planned(registry: Registry, keys: list[str]) -> Iterator[str]:
-    plans = _plans_of(registry, keys)
-    if not plans:
+def _planned(reach: _Reach, keys: list[str]) -> Iterator[str]:
+    first = reach.first
+    if first is None:
         yield "no plan of the declared targets reaches it"
         return
-    for line in _requests(plans):
+    for line in reach.requests():
         yield f"reached by {line}"
-    first = plans[0]
     for launch in first.launches:
         if launch.key in keys:
             yield f"key {launch.key}, grid of {' x '.join(map(str, launch.grid_ctas))} CTAs"
@@ -149,25 +149,41 @@ def _planned(registry: Registry, keys: list[str]) -> Iterator[str]:
         yield f"  {rule.field} = {rule.value}: {rule.reason}"
 
 
-def _plans_of(registry: Registry, keys: Iterable[str]) -> list[Plan]:
+def _reach_of(registry: Registry, programs: Sequence[tuple[Program, list[str]]]) -> list[_Reach]:
+    """For each program what reaches one of its keys: all plans are walked once, however many programs there are."""
     from cakegen.emit.reach import reached_plans
 
-    wanted = set(keys)
-    return [plan for plan in reached_plans(registry.model) if any(launch.key in wanted for launch in plan.launches)]
+    found = [_Reach() for _ in programs]
+    by_key: dict[str, list[int]] = {}
+    for number, (_, keys) in enumerate(programs):
+        for key in keys:
+            by_key.setdefault(key, []).append(number)
+    for plan in reached_plans(registry.model):
+        for number in {number for launch in plan.launches for number in by_key.get(launch.key, ())}:
+            found[number].add(plan)
+    return found
 
 
-def _requests(plans: Iterable[Plan]) -> Iterator[str]:
-    """One line for each stage, TP degree, device and partial count, with the token counts as ranges."""
-    tokens: dict[tuple[str, str], list[int]] = {}
-    for plan in plans:
+@dataclass
+class _Reach:
+    """The plans that launch one of some keys: the first whole, of all what they were asked for."""
+
+    first: Plan | None = None
+    tokens: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+
+    def add(self, plan: Plan) -> None:
+        self.first = self.first or plan
         device = f"{plan.device.arch} with {plan.device.sm_count} SMs"
         partials = f", {plan.partials} partials" if plan.stage == "tail" else ""
-        tokens.setdefault((f"{plan.stage} TP {plan.tp}{partials}", device), []).append(plan.tokens)
-    devices: dict[tuple[str, str], list[str]] = {}
-    for (request, device), counts in tokens.items():
-        devices.setdefault((request, _ranges(counts)), []).append(device)
-    for (request, counts_text), found in devices.items():
-        yield f"{request}, T {counts_text}: {', '.join(found)}"
+        self.tokens.setdefault((f"{plan.stage} TP {plan.tp}{partials}", device), []).append(plan.tokens)
+
+    def requests(self) -> Iterator[str]:
+        """One line for each stage, TP degree, device and partial count, with the token counts as ranges."""
+        devices: dict[tuple[str, str], list[str]] = {}
+        for (request, device), counts in self.tokens.items():
+            devices.setdefault((request, _ranges(counts)), []).append(device)
+        for (request, counts_text), found in devices.items():
+            yield f"{request}, T {counts_text}: {', '.join(found)}"
 
 
 def _ranges(counts: list[int]) -> str:

@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 def program_literal(
-    registry: Registry, program: Program, keys: Sequence[str], plans: Sequence[Plan], requests: Sequence[str]
+    registry: Registry, program: Program, keys: Sequence[str], first: Plan | None, requests: Sequence[str]
 ) -> dict[str, Any]:
     """A program as a JSON object: its record, the keys that it is shown for, and what reaches them.
 
     Parameters
     ----------
-    plans
-        Plans that launch one of the keys; the rules are those of the first.
+    first
+        The first plan that launches one of the keys, whose rules are told; None where no plan does.
     requests
-        The same in words.
+        In words what is asked for where one of the keys is launched.
     """
     from cakegen.cli.list import sentence_of
 
-    rules = plans[0].rules if plans else ()
+    rules = first.rules if first else ()
     return {
         "export": registry.export,
         "program": program.name,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cakegen.errors import OperandError, OperandKindError, PlanError
-from cakegen.operands import FRONT, TAIL, named
+from cakegen.operands import named
 from cakegen.runtime import Runner, kimi_k3_latent_moe
 from cakegen.runtime import generated_program_available as program_available
 from cakegen.runtime.prepared import Outputs
@@ -121,7 +121,7 @@ def prepare_kimi_k3_latent_moe_front(
         No program is registered for the device's number of multiprocessors.
     """
     operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
-    given = named(FRONT.operands, operands)
+    given = named(kimi_k3_latent_moe().model.dims.rows_stage.operands, operands)
     _check_call("front", backend, given)
     _check_degree(_degree_of(shared_gate_up_weight), f"shared_gate_up_weight {list(shared_gate_up_weight.shape)}")
     return _prepared(lambda: kimi_k3_latent_moe().prepare_front(*operands))
@@ -164,7 +164,7 @@ def prepare_kimi_k3_latent_moe_tail(
         As `prepare_kimi_k3_latent_moe_front`.
     """
     inputs = (routed, norm_weight, up_weight, shared_act, shared_down_weight)
-    given = named(TAIL.operands, (*inputs, y_workspace, out))
+    given = named(kimi_k3_latent_moe().model.dims.sum_stage.operands, (*inputs, y_workspace, out))
     _check_call("tail", backend, given)
     tp, rank = int(tp), int(rank)
     _check_degree(tp, f"tp {tp}")

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from cakegen.emit.activation import activation_constants, activation_headers, front_activation
 from cakegen.emit.decode_arguments import (
-    NORM_BUFFERS,
-    NORM_PARAMETERS,
     arguments,
     front_arguments,
     front_maps,
     front_operands,
+    norm_parameters,
     tail_arguments,
     tail_maps,
     tail_operands,
@@ -21,9 +20,9 @@ from cakegen.emit.decode_line import line_constants
 from cakegen.emit.decode_pipeline import decode_pipeline
 from cakegen.emit.decode_tokens import token_part_constants
 from cakegen.emit.decode_warps import tensor_memory_constants
-from cakegen.emit.operands import plain
+from cakegen.emit.operands import names_of, plain
 from cakegen.emit.pipeline import Edge, Pipeline
-from cakegen.emit.program import Constant, Header, ProgramSpec
+from cakegen.emit.program import Constant, Header, ProgramSpec, buffer_types
 from cakegen.errors import EmitError
 from cakegen.model import Model
 from cakegen.plan import FAMILIES
@@ -53,6 +52,10 @@ _NORM_PIPELINE = Pipeline(
     "One warp normalises one row: kRowsPerCta rows a CTA, no shared memory.",
     edges=(Edge("each warp", "its row of y, in global memory", "the launch that follows"),),
 )
+_SUM_PIPELINE = Pipeline(
+    "One warp adds up the partials of one row: kRowsPerCta rows a CTA, no shared memory.",
+    edges=(Edge("each warp", "its row of the sum, in global memory", "the launch that follows"),),
+)
 
 
 def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramSpec:
@@ -63,9 +66,9 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
     EmitError
         The row of the fused norm does not fit a warp's registers, or the barriers their bytes.
     """
-    family, smem = FAMILIES[arch_family], decode_smem(form)
+    family, smem, dims = FAMILIES[arch_family], decode_smem(form), model.dims
     warps = family.warp_roles(form)
-    pipeline = decode_pipeline(form, warps)
+    pipeline = decode_pipeline(model.dims, form, warps)
     tail = form.stage == "tail"
     constants = (
         *_thread_constants(form, warps),
@@ -87,19 +90,20 @@ def decode_program(model: Model, form: DecodeForm, arch_family: str) -> ProgramS
         arch_family=arch_family,
         body=f"decode_{form.stage}",
         headers=_headers(form, arch_family),
-        operands=tail_operands(form) if tail else front_operands(),
+        operands=tail_operands(dims, form) if tail else front_operands(dims),
         summary=_summary(form),
         constants=constants,
-        arg_plan=tail_arguments(form) if tail else front_arguments(),
-        tensor_maps=tail_maps(form, arch_family) if tail else front_maps(form, arch_family),
+        arg_plan=tail_arguments(dims, form) if tail else front_arguments(dims),
+        tensor_maps=tail_maps(dims, form, arch_family) if tail else front_maps(dims, form, arch_family),
         pipeline=pipeline,
         launch=launch_record(family.launch_shape(form)),
+        buffer_types=buffer_types(dims),
         activation=front_activation(model, form.stage),
     )
 
 
 def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
-    """The stand-alone norm: one warp a row.
+    """What prepares a tail's rows in a launch of its own: the norm of the sum of partials, or the sum; one warp a row.
 
     Raises
     ------
@@ -110,21 +114,25 @@ def norm_program(model: Model, form: NormForm, arch_family: str) -> ProgramSpec:
         Constant("kNumThreads", form.rows_per_cta * WARP_THREADS, "threads of a CTA"),
         Constant("kRowsPerCta", form.rows_per_cta, "rows of a CTA, one a warp"),
         Constant("kEarlyTrigger", form.early_trigger, "dependents may start at entry, else after the stores"),
-        *norm_constants(model),
+        *(norm_constants(model) if form.normed else row_constants(model)),
     )
+    role, prepared = "tail_norm" if form.normed else "tail_sum", model.dims.sum_stage.preparation
+    buffers, parameters = names_of(prepared.pointed), ("num_tokens", *norm_parameters(prepared))
+    what = "norm" if form.normed else "sum of partials"
     return ProgramSpec(
         export=model.name,
-        role="tail_norm",
+        role=role,
         arch_family=arch_family,
-        body="tail_norm",
-        headers=(Header(FAMILIES[arch_family].bodies["tail_norm"]),),
-        operands=plain(*NORM_BUFFERS, "num_tokens", *NORM_PARAMETERS),
-        summary=f"tail: norm of {form.rows_per_cta} rows a CTA, {'early' if form.early_trigger else 'late'} trigger",
+        body=role,
+        headers=(Header(FAMILIES[arch_family].bodies[role]),),
+        operands=plain(*buffers, *parameters),
+        summary=f"tail: {what} of {form.rows_per_cta} rows a CTA, {'early' if form.early_trigger else 'late'} trigger",
         constants=constants,
-        arg_plan=arguments((), NORM_BUFFERS, ("num_tokens", *NORM_PARAMETERS)),
+        arg_plan=arguments((), buffers, parameters),
         tensor_maps=(),
-        pipeline=_NORM_PIPELINE,
+        pipeline=_NORM_PIPELINE if form.normed else _SUM_PIPELINE,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
+        buffer_types=buffer_types(model.dims),
     )
 
 
@@ -183,7 +191,7 @@ def _cluster_meaning(form: DecodeForm) -> str:
 def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
     clips = FAMILIES[arch_family].clips_tokens
     missing = "rows that no copy writes are cleared at the start" if clips else "those past num_tokens arrive as zeros"
-    shared = " (a shared tile: half gate, half up)" if form.stage == "front" else ""
+    shared = " (a shared tile: half gate, half up)" if form.gated else ""
     return (
         Constant("kBlockM", form.block_m, f"weight rows of a tile{shared}"),
         Constant("kBlockK", BLOCK_K, "elements of a K chunk: one 128-byte swizzled row"),
@@ -199,7 +207,7 @@ def _tile_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
 def _row_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
     """Which weight rows a thread's two halves of a tile are."""
     half, warp = (16, 32) if FAMILIES[arch_family].sums_in_tensor_memory else (form.block_m - 64, 16)
-    shared = "; a shared tile's are gate and up" if form.stage == "front" else ""
+    shared = "; a shared tile's are gate and up" if form.gated else ""
     return (
         Constant("kHalfRows", half, f"weight rows between a thread's halves{shared}"),
         Constant("kWarpRows", warp, "weight rows from a warp's to the next warp's, in a half"),
@@ -207,7 +215,7 @@ def _row_constants(form: DecodeForm, arch_family: str) -> tuple[Constant, ...]:
 
 
 def _stage_constants(form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]:
-    pad = " and kPadBytes behind them" if a_pad_bytes(form.stage, form.block_m) else ""
+    pad = " and kPadBytes behind them" if a_pad_bytes(form.gated, form.block_m) else ""
     return (
         Constant("kChunksPerStage", form.chunks_per_stage, "K chunks of a stage"),
         Constant("kStageABytes", smem.a_stage_bytes, f"weights of a stage{pad}"),
@@ -218,7 +226,7 @@ def _stage_constants(form: DecodeForm, smem: DecodeSmem) -> tuple[Constant, ...]
 def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_family: str) -> tuple[Constant, ...]:
     dims = model.dims
     shares = unit_shares(form)
-    pad = a_pad_bytes(form.stage, form.block_m)
+    pad = a_pad_bytes(form.gated, form.block_m)
     weights = smem.a_stage_bytes - pad
     return (
         Constant("kStageWeightBytes", weights, "what stage_full expects of weights"),
@@ -228,7 +236,7 @@ def _front_constants(model: Model, form: DecodeForm, smem: DecodeSmem, arch_fami
         Constant("kLatentTiles", form.latent_tiles, "tiles of down_weight"),
         Constant("kRouterCols", dims.experts, "columns of logits"),
         Constant("kLatentCols", dims.latent, "columns of latent"),
-        *line_constants("columns of shared_act: the up rows start there", "SHARED_COLS"),
+        *line_constants(f"columns of shared_act{': the up rows start there' if form.gated else ''}", "SHARED_COLS"),
         *activation_constants(model),
         *(
             (Constant("kPadBytes", pad, "behind a stage's weights: the rows that its up half is short of 64"),)
@@ -290,7 +298,13 @@ def whose(form: DecodeForm, rank: int) -> str:
 
 
 def norm_constants(model: Model) -> tuple[Constant, ...]:
-    """What `kernels/norm_row.cuh` needs to normalise a row by one warp.
+    """What `kernels/norm_row.cuh` needs to normalise a row by one warp; raises as `row_constants`."""
+    assert model.dims.norm_eps is not None  # only a block with a norm has programs that take one
+    return (*row_constants(model), Constant("kNormEps", model.dims.norm_eps, "added to the mean of squares"))
+
+
+def row_constants(model: Model) -> tuple[Constant, ...]:
+    """What `kernels/norm_row.cuh` needs to add up the partials of a row by one warp.
 
     Raises
     ------
@@ -305,11 +319,12 @@ def norm_constants(model: Model) -> tuple[Constant, ...]:
             f"{model.name}: latent {model.dims.latent} is {per_lane} vectors of {VECTOR_ELEMS} a lane; a norm warp "
             f"holds at most {MAX_VECTORS_PER_LANE} in registers. Use a latent width of at most {limit}."
         )
+    prepared = model.dims.sum_stage.preparation
+    names = f"{prepared.partials.short} and {prepared.output.short}"
     return (
-        Constant("kLatentCols", model.dims.latent, "columns of routed and y"),
+        Constant("kLatentCols", model.dims.latent, f"columns of {names}"),
         Constant("kRowVectors", vectors, "16-byte vectors of a row"),
         Constant("kVectorsPerLane", per_lane, "vectors that a lane owns at most"),
-        Constant("kNormEps", model.dims.norm_eps, "added to the mean of squares"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cakegen.emit.decode_tokens import has_two_sums
 from cakegen.emit.operands import results_of
 from cakegen.emit.pipeline import COUNTER, Barrier, Edge, Pipeline
-from cakegen.operands import TAIL
+from cakegen.model import ModelDims
 from cakegen.plan.family import WarpRoles
 from cakegen.plan.records import DecodeForm
 
@@ -16,9 +16,9 @@ FINISHING_WARPS = 4
 Part = tuple[tuple[Barrier, ...], tuple[Edge, ...]]
 
 
-def decode_pipeline(form: DecodeForm, warps: WarpRoles) -> Pipeline:
+def decode_pipeline(dims: ModelDims, form: DecodeForm, warps: WarpRoles) -> Pipeline:
     """What the warps of a decode program's CTA hand to each other."""
-    parts = (_ring(form, warps), _sums(warps), _pair(form, warps), _norm(form, warps), _end(form, warps))
+    parts = (_ring(dims, form, warps), _sums(warps), _pair(form, warps), _norm(form, warps), _end(dims, form, warps))
     return Pipeline(
         _about(form),
         tuple(barrier for barriers, _ in parts for barrier in barriers),
@@ -41,8 +41,8 @@ def _about(form: DecodeForm) -> str:
     return f"{tile}. K goes into {sums}." if has_two_sums(form) else f"{tile}."
 
 
-def _ring(form: DecodeForm, warps: WarpRoles) -> Part:
-    loaded = (segment for segment in TAIL.along_k if segment.norm is None or not form.resident_b)
+def _ring(dims: ModelDims, form: DecodeForm, warps: WarpRoles) -> Part:
+    loaded = (segment for segment in dims.sum_stage.along_k if segment.prepared is None or not form.resident_b)
     tokens = "tokens" if form.stage == "front" else " | ".join(segment.tokens.short for segment in loaded)
     freed = (
         "one lane of each MMA warp, once its wgmmas that read the stage are complete"
@@ -115,8 +115,8 @@ def _norm(form: DecodeForm, warps: WarpRoles) -> Part:
     return tuple(barriers), tuple(edges)
 
 
-def _end(form: DecodeForm, warps: WarpRoles) -> Part:
+def _end(dims: ModelDims, form: DecodeForm, warps: WarpRoles) -> Part:
     stores = warps.finishers
     if form.cluster_ctas == 2 and not form.split_finalize:
         stores += " of rank 0"
-    return (), (Edge(stores, "rows staged over the ring", results_of(form.stage)),)
+    return (), (Edge(stores, "rows staged over the ring", results_of(dims, form.stage)),)

@@ -25,7 +25,7 @@ def tensor_memory_constants(model: Model, form: DecodeForm, smem: DecodeSmem) ->
         while others wait for it.
     """
     width = max(MIN_TENSOR_COLUMNS, form.n_pad)
-    columns = width if form.stage == "tail" else 2 * width
+    columns = 2 * width if form.gated else width
     _refuse_shared_columns(model, form, columns, smem.total_bytes)
     word = smem.flags_offset + _TENSOR_BASE_WORD_BYTES
     constants: tuple[Constant, ...] = (
@@ -33,7 +33,8 @@ def tensor_memory_constants(model: Model, form: DecodeForm, smem: DecodeSmem) ->
         Constant("kTensorBaseOffset", word, "byte offset of the word that holds their address"),
     )
     if form.stage == "front":
-        constants += (Constant("kUpColumn", width, "first column of a shared tile's up sums"),)
+        meaning = "first column of a shared tile's up sums" if form.gated else "no tile has up sums"
+        constants += (Constant("kUpColumn", width if form.gated else 0, meaning),)
     if form.cluster_ctas == 2:
         late = Constant("kDeferredClusterWait", form.wide_wait, "only the epilogue waits for the partner's start")
         constants += (late,)

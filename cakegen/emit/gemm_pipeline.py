@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cakegen.emit.operands import results_of
 from cakegen.emit.pipeline import COUNTER, Barrier, Edge, Pipeline
+from cakegen.model import ModelDims
 from cakegen.plan.gemm_layout import EPILOGUE_WARPS, GROUP_WARPS, TURNS
 from cakegen.plan.records import GemmForm
 from cakegen.plan.workspace import MMA_WARPGROUPS, PAIR_CTAS
@@ -13,7 +14,7 @@ ITEM_READERS = PAIR_CTAS * (1 + EPILOGUE_WARPS) + 1
 """A loader and the epilogue warps, and the thread that multiplies for both."""
 
 
-def hopper_gemm_pipeline(form: GemmForm) -> Pipeline:
+def hopper_gemm_pipeline(dims: ModelDims, form: GemmForm) -> Pipeline:
     """What the warps of a pair of Hopper's CTAs hand to each other."""
     full = Barrier(
         *("stage_full", form.num_stages, 1),
@@ -37,7 +38,7 @@ def hopper_gemm_pipeline(form: GemmForm) -> Pipeline:
     if form.fused_norm:
         rows = "spare warps, first MMA warps"
         edges.append(Edge(rows, "rows of y, a pair row of tiles", "all producers", f"{COUNTER}s"))
-    edges += _segments("MMA warpgroup", form)
+    edges += _segments(dims, "MMA warpgroup", form)
     rows = (
         "A pair of CTAs owns a tile of 256 x kBlockN: each its 128 token rows, both the same weight rows, of which each"
         " loads half for both. A lone last row tile is taken two columns at a time, 128 x 2 kBlockN: each CTA its "
@@ -48,7 +49,7 @@ def hopper_gemm_pipeline(form: GemmForm) -> Pipeline:
     return Pipeline(about, (*barriers,), (*edges,))
 
 
-def blackwell_gemm_pipeline(form: GemmForm) -> Pipeline:
+def blackwell_gemm_pipeline(dims: ModelDims, form: GemmForm) -> Pipeline:
     """What the warps of a pair of Blackwell's CTAs hand to each other."""
     full = Barrier(
         *("stage_full", form.num_stages, 1),
@@ -90,7 +91,7 @@ def blackwell_gemm_pipeline(form: GemmForm) -> Pipeline:
             "The grid has a cluster an item; a cluster that has finished one takes the place of a cluster that has not "
             "started."
         )
-    edges += _segments("epilogue group", form)
+    edges += _segments(dims, "epilogue group", form)
     tile = (
         "A pair of CTAs owns a tile of 256 x kBlockN: each its 128 token rows and half of the weight rows; the tensor "
         "core of each multiplies its tokens with both halves."
@@ -98,16 +99,18 @@ def blackwell_gemm_pipeline(form: GemmForm) -> Pipeline:
     return Pipeline(f"{tile} {_order(form)}{items}", (*barriers,), (*edges,))
 
 
-def _segments(finisher: str, form: GemmForm) -> list[Edge]:
+def _segments(dims: ModelDims, finisher: str, form: GemmForm) -> list[Edge]:
     return [
         Edge(f"{finisher}, cut tile", "fp32 partials", "the tile's last to come", f"{COUNTER}s"),
-        Edge(f"{finisher}, the last", "its rows of the tile", results_of(form.stage)),
+        Edge(f"{finisher}, the last", "its rows of the tile", results_of(dims, form.stage)),
     ]
 
 
 def _order(form: GemmForm) -> str:
     if form.stage == "front":
         return ""
+    if not form.normed:
+        return "K runs over the shared-down blocks, then over the up blocks. "
     if form.fused_norm:
         return "K runs over the shared-down blocks first: they do not need y, whose rows are normalised meanwhile. "
     return "K runs over the shared-down blocks first: they do not need y, so the launch overlaps its norm's. "

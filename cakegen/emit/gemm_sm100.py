@@ -8,7 +8,7 @@ from __future__ import annotations
 from cakegen.arch import family_member
 from cakegen.emit.activation import activation_headers, front_activation
 from cakegen.emit.decode import barrier_constants, launch_record, norm_constants
-from cakegen.emit.decode_arguments import NORM_PARAMETERS, operand_map
+from cakegen.emit.decode_arguments import norm_parameters, operand_map
 from cakegen.emit.decode_warps import MIN_TENSOR_COLUMNS
 from cakegen.emit.gemm import (
     front_gemm_arguments,
@@ -20,11 +20,10 @@ from cakegen.emit.gemm import (
     tail_gemm_operands,
 )
 from cakegen.emit.gemm_pipeline import blackwell_gemm_pipeline
-from cakegen.emit.operands import MAPPED_OUTPUT, NO_NORM, NORM_OPERANDS, TAIL_OUTPUT
-from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
+from cakegen.emit.operands import NO_NORM, norm_operands, tail_output
+from cakegen.emit.program import Constant, Header, Operand, ProgramSpec, buffer_types
 from cakegen.errors import EmitError
-from cakegen.model import Model
-from cakegen.operands import TAIL
+from cakegen.model import Model, ModelDims
 from cakegen.plan import FAMILIES
 from cakegen.plan.gemm_layout import (
     ANSWER_BYTES,
@@ -56,7 +55,7 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
     """
     rules, smem = FAMILIES[arch_family].rules(model).prefill, blackwell_gemm_smem(form)
     _refuse_unfit(model, form, smem)
-    pipeline = blackwell_gemm_pipeline(form)
+    pipeline = blackwell_gemm_pipeline(model.dims, form)
     constants = (
         *_warp_constants(form),
         *_tile_constants(rules.raster_m_tiles, form, smem),
@@ -71,13 +70,14 @@ def gemm_program_sm100(model: Model, form: GemmForm, arch_family: str) -> Progra
         arch_family=arch_family,
         body=f"{form.stage}_gemm",
         headers=(Header(FAMILIES[arch_family].bodies[f"{form.stage}_gemm"]), *activation_headers(form.stage)),
-        operands=_operands(form),
+        operands=_operands(model.dims, form),
         summary=gemm_summary(form, ", weights evict-first" if form.evict_first else ""),
         constants=constants,
-        arg_plan=_arguments(form),
-        tensor_maps=(*gemm_maps(form), *_out_maps(form)),
+        arg_plan=_arguments(model.dims, form),
+        tensor_maps=(*gemm_maps(model.dims, form), *_out_maps(model.dims, form)),
         pipeline=pipeline,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
+        buffer_types=buffer_types(model.dims),
         activation=front_activation(model, form.stage),
     )
 
@@ -107,23 +107,25 @@ def _tail_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
     return constants + norm + norm_constants(model)
 
 
-def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
+def _arguments(dims: ModelDims, form: GemmForm) -> tuple[tuple[str, str], ...]:
     """With a map of `out` where it is stored through one."""
     if form.stage == "front":
-        return front_gemm_arguments()
-    return tail_gemm_arguments(NORM_PARAMETERS if form.fused_norm else (), maps=(TAIL.output.name,) * form.staged_store)
+        return front_gemm_arguments(dims)
+    stage = dims.sum_stage
+    norm = norm_parameters(stage.preparation) if form.fused_norm else ()
+    return tail_gemm_arguments(dims, norm, maps=(stage.output.name,) * form.staged_store)
 
 
-def _operands(form: GemmForm) -> tuple[Operand, ...]:
+def _operands(dims: ModelDims, form: GemmForm) -> tuple[Operand, ...]:
     if form.stage == "front":
-        return front_gemm_operands()
-    norm = NORM_OPERANDS if form.fused_norm else NO_NORM
-    return tail_gemm_operands(norm, MAPPED_OUTPUT if form.staged_store else TAIL_OUTPUT)
+        return front_gemm_operands(dims)
+    norm = norm_operands(dims.sum_stage.preparation) if form.fused_norm else NO_NORM
+    return tail_gemm_operands(dims, norm, tail_output(dims, mapped=form.staged_store))
 
 
-def _out_maps(form: GemmForm) -> tuple[TensorMapEntry, ...]:
+def _out_maps(dims: ModelDims, form: GemmForm) -> tuple[TensorMapEntry, ...]:
     box = (SLAB_COLS, WARP_THREADS, 1)
-    return (operand_map(TAIL.output.name, box),) if form.staged_store else ()
+    return (operand_map(dims.sum_stage.output.name, box),) if form.staged_store else ()
 
 
 def _tile_constants(raster_m_tiles: int, form: GemmForm, smem: BlackwellGemmSmem) -> tuple[Constant, ...]:

@@ -15,10 +15,10 @@ from cakegen.emit.gemm import (
     tail_gemm_operands,
 )
 from cakegen.emit.gemm_pipeline import hopper_gemm_pipeline
-from cakegen.emit.operands import NO_NORM, NORM, ONE_PARTIAL_NORM, TAIL_OUTPUT, pitches_of
-from cakegen.emit.program import Constant, Header, Operand, ProgramSpec
+from cakegen.emit.operands import NO_NORM, one_partial_norm, pitches_of, tail_output
+from cakegen.emit.program import Constant, Header, Operand, ProgramSpec, buffer_types
 from cakegen.errors import EmitError
-from cakegen.model import Model
+from cakegen.model import Model, ModelDims
 from cakegen.plan import FAMILIES
 from cakegen.plan.gemm_layout import (
     GROUP_WARPS,
@@ -49,7 +49,7 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
         No template, more shared memory than there is, or barriers over their bytes.
     """
     rules = FAMILIES[arch_family].rules(model).prefill
-    pipeline = hopper_gemm_pipeline(form)
+    pipeline = hopper_gemm_pipeline(model.dims, form)
     smem_constants = _smem_constants(form)
     _refuse_wide(model, form)
     constants = (
@@ -69,13 +69,14 @@ def gemm_program_sm90(model: Model, form: GemmForm, arch_family: str) -> Program
             Header(FAMILIES[arch_family].bodies[f"{form.stage}_gemm"]),
             *activation_headers(form.stage),
         ),
-        operands=_operands(form),
+        operands=_operands(model.dims, form),
         summary=gemm_summary(form, "" if form.tile_groups > 1 else ", warpgroups take turns"),
         constants=constants,
-        arg_plan=_arguments(form),
-        tensor_maps=gemm_maps(form),
+        arg_plan=_arguments(model.dims, form),
+        tensor_maps=gemm_maps(model.dims, form),
         pipeline=pipeline,
         launch=launch_record(FAMILIES[arch_family].launch_shape(form)),
+        buffer_types=buffer_types(model.dims),
         activation=front_activation(model, form.stage),
     )
 
@@ -119,18 +120,22 @@ def _norm_constants(model: Model, form: GemmForm) -> tuple[Constant, ...]:
     return (fused, warps, *norm_constants(model))
 
 
-def _arguments(form: GemmForm) -> tuple[tuple[str, str], ...]:
+def _arguments(dims: ModelDims, form: GemmForm) -> tuple[tuple[str, str], ...]:
     if form.stage == "front":
-        return front_gemm_arguments()
+        return front_gemm_arguments(dims)
     if not form.fused_norm:
-        return tail_gemm_arguments()
-    return tail_gemm_arguments(pitches_of((NORM.partials, NORM.output)), plan_parameters=("norm_first_rows",))
+        return tail_gemm_arguments(dims)
+    prepared = dims.sum_stage.preparation
+    return tail_gemm_arguments(
+        dims, pitches_of((prepared.partials, prepared.output)), plan_parameters=("norm_first_rows",)
+    )
 
 
-def _operands(form: GemmForm) -> tuple[Operand, ...]:
+def _operands(dims: ModelDims, form: GemmForm) -> tuple[Operand, ...]:
     if form.stage == "front":
-        return front_gemm_operands()
-    return tail_gemm_operands(ONE_PARTIAL_NORM if form.fused_norm else NO_NORM, TAIL_OUTPUT)
+        return front_gemm_operands(dims)
+    norm = one_partial_norm(dims.sum_stage.preparation) if form.fused_norm else NO_NORM
+    return tail_gemm_operands(dims, norm, tail_output(dims))
 
 
 def _smem_constants(form: GemmForm) -> tuple[Constant, ...]:

@@ -11,25 +11,28 @@ from dataclasses import asdict, dataclass
 
 from cakegen.emit.pipeline import Pipeline
 from cakegen.errors import EmitError
-from cakegen.operands import STAGES
+from cakegen.model import ModelDims
 from cakegen.registry import LaunchRecord, TensorMapEntry
 
 COMPILE_FLAGS = ("-std=c++17",)
 """Compiler options of every program, beside the architecture. No fast-math: each approximation is written out. No line
 information: it makes a cubin 3.7 times as large and puts the working directory into it."""
 
-_OUTPUTS = {spec for stage in STAGES.values() for spec in stage.outputs}
-BUFFER_TYPES = {
-    **{
-        spec.name: f"{'' if spec in _OUTPUTS else 'const '}{'float' if spec.fp32 else 'u16'}*"
-        for stage in STAGES.values()
+LAUNCH_BUFFERS = {"partials": "float*", "counters": "u32*", "wait_record": "u64*"}
+"""The C++ type of each buffer that the runtime owns."""
+
+
+def buffer_types(dims: ModelDims) -> tuple[tuple[str, str], ...]:
+    """The C++ type of each buffer of a block's operands; bf16 elements are raw bits."""
+    stages = dims.stages.values()
+    prepared = {each.output for each in dims.sum_stage.preparations}
+    written = prepared | {spec for stage in stages for spec in stage.outputs}
+    return tuple(
+        (spec.name, f"{'' if spec in written else 'const '}{'float' if spec.fp32 else 'u16'}*")
+        for stage in stages
         for spec in stage.pointed
-    },
-    "partials": "float*",
-    "counters": "u32*",
-    "wait_record": "u64*",
-}
-"""The C++ type of each buffer that an `arg_plan` may name; bf16 elements are raw bits."""
+    )
+
 
 TILE_MARKS = {
     "decode_front": (("n", "kNPad"),),
@@ -37,9 +40,10 @@ TILE_MARKS = {
     "front_gemm": (("m", "kBlockM"), ("n", "kBlockN")),
     "tail_gemm": (("m", "kBlockM"), ("n", "kBlockN")),
     "tail_norm": (("r", "kRowsPerCta"),),
+    "tail_sum": (("r", "kRowsPerCta"),),
 }
 """What a program's name says of its tile: a letter before a member of `struct Cfg`. Decode: tokens of a tile; GEMMs:
-rows of tokens and of weights; the norm: rows of a CTA."""
+rows of tokens and of weights; the norm and the sum: rows of a CTA."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class ProgramSpec:
     export
         Name of the export; prefixes every generated file.
     role
-        What the program does: `decode_front`, `decode_tail`, `tail_norm`, `front_gemm`, `tail_gemm`.
+        What the program does: `decode_front`, `decode_tail`, `tail_norm`, `tail_sum`, `front_gemm`, `tail_gemm`.
     arch_family
         Family whose targets share the text (`sm90`).
     body
@@ -104,6 +108,8 @@ class ProgramSpec:
         As in `registry.Program`.
     pipeline
         Barriers and edges between the roles.
+    buffer_types
+        C++ types of operands by name (`buffer_types`).
     activation
         The functor that becomes `Cfg::Activation`; empty: the body calls none.
     """
@@ -120,6 +126,7 @@ class ProgramSpec:
     tensor_maps: tuple[TensorMapEntry, ...]
     pipeline: Pipeline
     launch: LaunchRecord
+    buffer_types: tuple[tuple[str, str], ...]
     activation: str = ""
 
     @property
@@ -197,12 +204,13 @@ class ProgramSpec:
         Raises
         ------
         EmitError
-            `BUFFER_TYPES` has none.
+            No operand of the block has that name, nor a buffer of the runtime.
         """
-        if name not in BUFFER_TYPES:
-            known = ", ".join(BUFFER_TYPES)
+        types = dict(self.buffer_types) | LAUNCH_BUFFERS
+        if name not in types:
+            known = ", ".join(types)
             raise EmitError(
                 f"{self.export}: {self.role}: buffer {name!r} has no C++ type; those with one are {known}. "
-                "Add it to BUFFER_TYPES of cakegen/emit/program.py."
+                "Name an operand of the block, or add it to LAUNCH_BUFFERS of cakegen/emit/program.py."
             )
-        return BUFFER_TYPES[name]
+        return types[name]

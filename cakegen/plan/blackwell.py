@@ -27,6 +27,7 @@ class Blackwell(Family):
         "decode_front": "kernels/decode_front_sm100.cuh",
         "decode_tail": "kernels/decode_tail_sm100.cuh",
         "tail_norm": "kernels/tail_norm.cuh",
+        "tail_sum": "kernels/tail_sum.cuh",
         "front_gemm": "kernels/front_gemm_sm100.cuh",
         "tail_gemm": "kernels/tail_gemm_sm100.cuh",
     }
@@ -48,8 +49,8 @@ class Blackwell(Family):
     def plan_prefill(
         self, model: Model, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts
     ) -> Launches:
-        """See `Family.plan_prefill`. Partials change no launch."""
-        return plan_prefill(model, self.rules(model), stage, tp, tokens, device)
+        """See `Family.plan_prefill`."""
+        return plan_prefill(model, self.rules(model), stage, tp, tokens, partials, device)
 
     def prefill_starts(self, model: Model) -> set[int]:
         """Pair rows, and what the tail's instances are chosen by."""

@@ -115,7 +115,7 @@ def plan_ring(
     limit = device.max_dynamic_smem_bytes
     free = limit - BARRIER_BYTES - FLAG_BYTES - landing - extra_bytes
     stage = chunks_per_stage * (a_chunk_bytes(shape.block_m) + b_chunk_bytes(mma_tokens(form)))
-    stage += a_pad_bytes(shape.stage, shape.block_m)
+    stage += a_pad_bytes(shape.gated, shape.block_m)
     fits = max(0, free // stage)
     most, of_what = rules.max_stages, ""
     short = rules.tail.short_ring
@@ -147,6 +147,7 @@ def base_form(shape: DecodeShape, sharing: Sharing, rules: DecodeRules) -> Decod
         tp=shape.tp,
         n_pad=shape.n_pad,
         block_m=shape.block_m,
+        gated=shape.gated,
         num_stages=0,
         chunks_per_stage=1,
         sharing=sharing,
@@ -156,7 +157,7 @@ def base_form(shape: DecodeShape, sharing: Sharing, rules: DecodeRules) -> Decod
         k1_cols=shape.k1_cols,
         k2_chunks=shape.k2_chunks,
         out_cols=shape.out_cols,
-        norm=NormPlace.NONE if shape.stage == "front" else NormPlace.APART,
+        norm=NormPlace.APART if shape.normed else NormPlace.NONE,
         issue_gate=0,
         stagger_units=0,
         landing_bytes=rules.single_landing_bytes,

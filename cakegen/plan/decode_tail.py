@@ -41,7 +41,7 @@ class TailPlan:
     @property
     def separate_norm(self) -> bool:
         """The norm needs a launch of its own."""
-        return not self.form.fused_norm
+        return self.form.norm is NormPlace.APART
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ def plan_decode_tail(shape: DecodeShape, rules: DecodeRules, device: DeviceFacts
     parts = token_parts_rule(shape, pair, rules, device)
     setting = _Setting(shape, rules, device, parts, min_stages)
     sharing, partition = sharing_of(shape, pair, parts)
+    if not shape.normed:
+        return _unfused(
+            setting, sharing, partition, "the block has no norm: a partial, or their sum, is multiplied as it is"
+        )
     # 1. The preferred partition, norm fused. 2. Where its grid can't be resident but must: one CTA a tile.
     rungs = [(sharing, partition)]
     if sharing is Sharing.PAIR:
@@ -92,7 +96,11 @@ def plan_decode_tail(shape: DecodeShape, rules: DecodeRules, device: DeviceFacts
         if not plan.form.needs_residency or is_resident(plan.form, device):
             return plan
     # 3. A norm launch, then a form without the counter.
-    return _unfused(setting, sharing, pair)
+    reason = (
+        f"{shape.tiles} tiles exceed {device.sm_count} SMs ({device.resident_pairs} pairs): a grid that waits for its"
+        " own counter could not be resident, so the norm is a launch of its own"
+    )
+    return _unfused(setting, sharing, pair, reason)
 
 
 def is_resident(form: DecodeForm, device: DeviceFacts) -> bool:
@@ -132,16 +140,12 @@ def _fused(setting: _Setting, sharing: Sharing, partition: Rule) -> TailPlan:
     )
 
 
-def _unfused(setting: _Setting, sharing: Sharing, partition: Rule) -> TailPlan:
+def _unfused(setting: _Setting, sharing: Sharing, partition: Rule, reason: str) -> TailPlan:
     shape, rules, device = setting.shape, setting.rules, setting.device
     ring, depth = _ring(setting, sharing, 0)
     stages, ring_rule = _tail_stages(shape, ring, NormPlace.APART, rules)
     form = replace(base_form(shape, sharing, rules), num_stages=stages, chunks_per_stage=ring.chunks_per_stage)
     refuse_misfit(form, ring, device, setting.min_stages)
-    reason = (
-        f"{shape.tiles} tiles exceed {device.sm_count} SMs ({device.resident_pairs} pairs): a grid that waits for its"
-        " own counter could not be resident, so the norm is a launch of its own"
-    )
     return TailPlan(
         form,
         (

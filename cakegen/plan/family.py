@@ -143,7 +143,7 @@ class Family(ABC):
             return LaunchShape(form.rows_per_cta * WARP_THREADS, 1, False, 0, programmatic=False, overlap=False)
         if isinstance(form, GemmForm):
             # CTAs of a fused norm wait for each other; else a tail overlaps its norm's launch
-            apart, fused = form.stage == "tail" and not form.fused_norm, form.fused_norm
+            apart, fused = form.stage == "tail" and form.normed and not form.fused_norm, form.fused_norm
             smem_bytes = self.gemm_smem_bytes(form)
             return LaunchShape(self.gemm_threads, PAIR_CTAS, fused, smem_bytes, programmatic=apart, overlap=fused)
         return LaunchShape(

@@ -42,7 +42,7 @@ def form_of(launch: Launch) -> Hashable:
             ),
         )
     if isinstance(form, NormForm):
-        return ("tail_norm", *(("early_trigger",) if form.early_trigger else ()))
+        return ("tail_norm" if form.normed else "tail_sum", *(("early_trigger",) if form.early_trigger else ()))
     return _gemm_form(launch, form)
 
 

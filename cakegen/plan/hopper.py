@@ -28,6 +28,7 @@ class Hopper(Family):
         "decode_front": "kernels/decode_front_sm90.cuh",
         "decode_tail": "kernels/decode_tail_sm90.cuh",
         "tail_norm": "kernels/tail_norm.cuh",
+        "tail_sum": "kernels/tail_sum.cuh",
         "front_gemm": "kernels/front_gemm_sm90.cuh",
         "tail_gemm": "kernels/tail_gemm_sm90.cuh",
     }

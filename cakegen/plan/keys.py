@@ -117,10 +117,17 @@ NORM = (
     ),
 )
 IN_WORDS = "decode @"
-GRAMMARS = {"decode": DECODE, IN_WORDS: DECODE_IN_WORDS, "front": FRONT, "tail_gemm": TAIL, "tail_norm": NORM}
+GRAMMARS = {
+    "decode": DECODE,
+    IN_WORDS: DECODE_IN_WORDS,
+    "front": FRONT,
+    "tail_gemm": TAIL,
+    "tail_norm": NORM,
+    "tail_sum": NORM,
+}
 """By what stands before the colon, and whether there is a suffix, if that matters. The parts of a GEMM's key that its
 tile's defaults do not need are left out."""
-_REQUIRED = {"decode": 10, IN_WORDS: 3, "front": 1, "tail_gemm": 1, "tail_norm": 1}
+_REQUIRED = {"decode": 10, IN_WORDS: 3, "front": 1, "tail_gemm": 1, "tail_norm": 1, "tail_sum": 1}
 _KINDS = tuple(name for name in GRAMMARS if name != IN_WORDS)
 _STAGES = ("front", "tail")
 
@@ -189,8 +196,10 @@ def explain_key(key: str) -> Iterator[str]:
         "decode": "a decode launch",
         "front": "a prefill GEMM of the front",
         "tail_gemm": "a prefill GEMM of the tail",
+        "tail_norm": "the norm as a launch of its own",
+        "tail_sum": "the sum of partials as a launch of its own",
     }
-    yield f"{kind + ':':12} {heads.get(kind, 'the norm as a launch of its own')}{f' of {named}' if named else ''}"
+    yield f"{kind + ':':12} {heads[kind]}{f' of {named}' if named else ''}"
     for part in parts:
         yield f"{part.text:12} {part.words}"
     yield f"{f'@{arch}' if arch else '(no suffix)':12} {arch or 'sm_100a and sm_103a, whose keys are published'}"

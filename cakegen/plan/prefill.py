@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from cakegen.arch import architecture
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan.gemm import Launches, gemm_parameters, pair_rows_of, parameter_rules, refuse_no_pair
-from cakegen.plan.norm import norm_grid_ctas, norm_launch
+from cakegen.plan.norm import norm_grid_ctas, norm_launch, sum_launches, sum_rule
 from cakegen.plan.records import BLOCK_K, GEMM_BLOCK_M, GemmForm, Launch, Rule
-from cakegen.plan.shape import exact
+from cakegen.plan.shape import exact, latent_columns, shared_columns
 from cakegen.plan.stream_k import Split, plan_halves, plan_stream_k
 from cakegen.rules import BlackwellPrefillRules, BlackwellRules
 
 
 def plan_prefill(
-    model: Model, rules: BlackwellRules, stage: str, tp: int, tokens: int, device: DeviceFacts
+    model: Model, rules: BlackwellRules, stage: str, tp: int, tokens: int, partials: int, device: DeviceFacts
 ) -> Launches:
     """The launches of one stage.
 
@@ -28,8 +28,9 @@ def plan_prefill(
         The device holds no pair, or a dimension does not divide into tiles.
     """
     refuse_no_pair(model, stage, tokens, device)
-    planner = _plan_front if stage == "front" else _plan_tail
-    return planner(model, rules, tp, tokens, device)
+    if stage == "front":
+        return _plan_front(model, rules, tp, tokens, device)
+    return _plan_tail(model, rules, tp, tokens, partials, device)
 
 
 def _rows_reason(tokens: int) -> str:
@@ -46,8 +47,7 @@ def _plan_front(model: Model, of_family: BlackwellRules, tp: int, tokens: int, d
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
     router_tiles = -(-dims.experts // rules.block_n)
     latent_tiles = -(-dims.latent // rules.block_n)
-    # a shared tile is half gate columns and half the matching up columns
-    shared_tiles = -(-i_local // (rules.block_n // 2))
+    shared_tiles = -(-i_local // shared_columns(dims, rules.block_n))
     num_k = exact(dims.hidden, BLOCK_K, where, "hidden", "columns of a K block")
     n_tiles, pair_rows = router_tiles + latent_tiles + shared_tiles, pair_rows_of(tokens)
     split = plan_halves(pair_rows * n_tiles, num_k, device.resident_pairs, rules.halves)
@@ -106,12 +106,14 @@ def _tail_instance(rules: BlackwellPrefillRules, tp: int, tokens: int) -> _Insta
     return _Instance(rules.block_n, rules.num_stages, True, f"no narrower rule holds for TP {tp}, T = {tokens}")
 
 
-def _plan_tail(model: Model, of_family: BlackwellRules, tp: int, tokens: int, device: DeviceFacts) -> Launches:
+def _plan_tail(
+    model: Model, of_family: BlackwellRules, tp: int, tokens: int, partials: int, device: DeviceFacts
+) -> Launches:
     rules, dims = of_family.prefill, model.dims
     where = f"prefill tail: TP {tp}"
     instance = _tail_instance(rules, tp, tokens)
     n_tiles = -(-dims.hidden // instance.block_n)
-    latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
+    latent_slice = latent_columns(dims, tp, where)
     up = -(-latent_slice // BLOCK_K)
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
     down = exact(i_local, BLOCK_K, where, "shared_intermediate / TP", "columns of a K block")
@@ -119,7 +121,10 @@ def _plan_tail(model: Model, of_family: BlackwellRules, tp: int, tokens: int, de
     reuse = min(rules.raster_m_tiles // 2, pair_rows)
     split = plan_stream_k(pair_rows * n_tiles, up + down, reuse, device.resident_pairs, rules.stream_k)
     one_wave = split.num_items <= device.resident_pairs
-    fused, fused_rule = _fused_norm(split, one_wave, down, tokens, rules, device)
+    if dims.normed:
+        fused, fused_rule = _fused_norm(split, one_wave, down, tokens, rules, device)
+    else:
+        fused, fused_rule = False, sum_rule(partials)
     form = GemmForm(
         stage="tail",
         tp=tp,
@@ -132,6 +137,7 @@ def _plan_tail(model: Model, of_family: BlackwellRules, tp: int, tokens: int, de
         staged_store=instance.staged_store,
         k1_ragged_cols=latent_slice % BLOCK_K,
         constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
+        normed=dims.normed,
     )
     key = spell_tail_key(form, rules) + architecture(device.arch).key_suffix
     gemm = Launch(key, (2 * split.num_items, 1, 1), gemm_parameters(2 * pair_rows, split), form)
@@ -143,9 +149,11 @@ def _plan_tail(model: Model, of_family: BlackwellRules, tp: int, tokens: int, de
         Rule("evict_first", one_wave, f"{wave}: one wave reads each weight once"),
         fused_rule,
     )
+    rows_per_cta = of_family.norm_rows_per_cta
+    if not dims.normed:
+        return (*sum_launches(rows_per_cta, tokens, partials, device), gemm), why
     if fused:
         return (gemm,), why
-    rows_per_cta = of_family.norm_rows_per_cta
     early, trigger_rule = _norm_trigger(gemm.grid_ctas[0], norm_grid_ctas(rows_per_cta, tokens), device)
     return (norm_launch(rows_per_cta, tokens, early, device), gemm), (*why, trigger_rule)
 

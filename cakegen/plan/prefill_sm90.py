@@ -19,7 +19,7 @@ from cakegen.arch import INT32_MAX, architecture
 from cakegen.errors import PlanError
 from cakegen.model import DeviceFacts, Model
 from cakegen.plan.gemm import Launches, gemm_parameters, parameter_rules, refuse_no_pair
-from cakegen.plan.norm import norm_launch
+from cakegen.plan.norm import norm_launch, sum_launches, sum_rule
 from cakegen.plan.norm_sm90 import (
     can_fuse_norm,
     first_rows_rule,
@@ -29,7 +29,7 @@ from cakegen.plan.norm_sm90 import (
     trigger_rule,
 )
 from cakegen.plan.records import BLOCK_K, GEMM_BLOCK_M, GemmForm, Launch, Rule
-from cakegen.plan.shape import exact
+from cakegen.plan.shape import exact, latent_columns, shared_columns
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.plan.stream_k import Cut, hopper_costs, plan_waves
 from cakegen.rules import HopperPrefillRules, HopperRules, HopperTile
@@ -78,8 +78,7 @@ def _plan_front(model: Model, of_family: HopperRules, tp: int, tokens: int, devi
     num_k = exact(dims.hidden, BLOCK_K, where, "hidden", "columns of a K iteration")
 
     def columns(block_n: int) -> tuple[int, int, int]:
-        # a shared tile is half gate columns and half the matching up columns
-        return -(-dims.experts // block_n), -(-dims.latent // block_n), -(-i_local // (block_n // 2))
+        return -(-dims.experts // block_n), -(-dims.latent // block_n), -(-i_local // shared_columns(dims, block_n))
 
     tile, cut, tile_rule = _choose_tile(
         lambda block_n: sum(columns(block_n)), lambda _: 0, num_k, tokens, rules, device
@@ -107,7 +106,7 @@ def _plan_tail(
 ) -> Launches:
     rules, dims = of_family.prefill, model.dims
     where = f"prefill tail: TP {tp}"
-    latent_slice = exact(dims.latent, tp, where, "latent", "TP degree")
+    latent_slice = latent_columns(dims, tp, where)
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
     whole, rest = divmod(latent_slice, BLOCK_K)
     up = whole + (rest > 0)
@@ -117,10 +116,10 @@ def _plan_tail(
         return -(-dims.hidden // block_n)
 
     def norm_iters(tile: HopperTile) -> int:
-        return norm_cost_iters(tile, down, tokens, partials, rules)
+        return norm_cost_iters(tile, down, tokens, partials, rules) if dims.normed else 0
 
     tile, cut, tile_rule = _choose_tile(columns, norm_iters, up + down, tokens, rules, device)
-    fused = can_fuse_norm(tile, tokens, partials)
+    fused = dims.normed and can_fuse_norm(tile, tokens, partials)
     n_tiles = columns(tile.block_n)
     form = _form(
         "tail",
@@ -129,6 +128,7 @@ def _plan_tail(
         num_k=up + down,
         k1_ragged_cols=rest,
         fused_norm=fused,
+        normed=dims.normed,
         constants=(("K1_ITERS", up), ("K2_ITERS", down), ("NUM_K_ITERS", up + down)),
     )
     ragged = f"kt{form.k1_ragged_cols}" if form.k1_ragged_cols else ""
@@ -143,9 +143,11 @@ def _plan_tail(
         tiles,
         iterations,
         Rule("k1_ragged_cols", form.k1_ragged_cols, slice_rule),
-        fused_norm_rule(tile, tokens, partials),
+        fused_norm_rule(tile, tokens, partials) if dims.normed else sum_rule(partials),
         *why,
     )
+    if not dims.normed:
+        return (*sum_launches(of_family.norm_rows_per_cta, tokens, partials, device), launch), why
     if not fused:
         return (norm_launch(of_family.norm_rows_per_cta, tokens, True, device), launch), (*why, trigger_rule())
     first = first_rows_rule(down, tokens, rules)
@@ -202,6 +204,7 @@ def _form(
     num_k: int,
     k1_ragged_cols: int,
     fused_norm: bool,
+    normed: bool = True,
     constants: tuple[tuple[str, int], ...],
 ) -> GemmForm:
     return GemmForm(
@@ -213,6 +216,7 @@ def _form(
         num_stages=tile.num_stages,
         evict_first=False,
         fused_norm=fused_norm,
+        normed=normed,
         staged_store=True,
         k1_ragged_cols=k1_ragged_cols,
         constants=constants,

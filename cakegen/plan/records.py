@@ -32,7 +32,7 @@ class Sharing(Enum):
 class NormPlace(Enum):
     """Where the routed rows of a launch are normalised."""
 
-    NONE = "there are none (a front)"
+    NONE = "nowhere: there are none (a front), or the block has no norm"
     APART = "in a launch of its own before this one"
     MEMORY = "in the launch, through the workspace of y"
     RESIDENT = "in the launch; a CTA keeps its share of y in shared memory as a B operand"
@@ -43,8 +43,8 @@ class NormPlace(Enum):
 class DecodeForm:
     """Every decision of one weight-streaming decode program; a logical key spells the whole record.
 
-    A CTA owns `block_m` weight rows (a shared tile: block_m / 2 gate rows and as many up rows), or shares them with a
-    second one.
+    A CTA owns `block_m` weight rows (a gated shared tile: block_m / 2 gate rows and as many up rows), or shares them
+    with a second one.
 
     Parameters
     ----------
@@ -54,6 +54,8 @@ class DecodeForm:
         Token rows of the MMA's B operand, of both CTAs where they split the tokens.
     block_m
         Weight rows of a tile.
+    gated
+        A front's shared tiles are half gate rows, half up rows.
     num_stages, chunks_per_stage
         Ring depth, and K chunks of one stage.
     sharing
@@ -83,6 +85,7 @@ class DecodeForm:
     tp: int
     n_pad: int
     block_m: int
+    gated: bool
     num_stages: int
     chunks_per_stage: int
     sharing: Sharing
@@ -162,10 +165,14 @@ class DecodeForm:
 
 @dataclass(frozen=True)
 class NormForm:
-    """The stand-alone norm: `early_trigger` releases dependents at entry, else after the stores."""
+    """What prepares rows in a launch of its own: adds partials up and normalises the sum, or only adds them up.
+
+    `early_trigger` releases dependents at entry, else after the stores.
+    """
 
     rows_per_cta: int
     early_trigger: bool
+    normed: bool = True
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,8 @@ class GemmForm:
         tail: columns of the latent slice in its last K iteration, where they do not fill it (0: they do).
     constants
         Compile-line constants, where several keys share one program.
+    normed
+        Of a tail: its rows are normalised, inside the launch or in one before it.
     tile_groups
         Warpgroups of a CTA that share each tile. Hopper has two that multiply: with 1 they take turns, each with whole
         tiles, so that one stores while the other multiplies. Blackwell has two groups of epilogue warps, which always
@@ -206,6 +215,7 @@ class GemmForm:
     k1_ragged_cols: int
     constants: tuple[tuple[str, int], ...]
     tile_groups: int = 2
+    normed: bool = True
 
 
 Form = DecodeForm | NormForm | GemmForm

@@ -21,7 +21,7 @@ from cakegen.plan.decode_tail import plan_decode_tail
 from cakegen.plan.families import family_of
 from cakegen.plan.family import Family
 from cakegen.plan.gemm import Launches
-from cakegen.plan.norm import norm_launch
+from cakegen.plan.norm import norm_launch, sum_launches, sum_rule
 from cakegen.plan.records import DecodeForm, Launch, Plan, Rule
 from cakegen.plan.shape import DecodeShape, decode_shape
 from cakegen.plan.spelling import spell_decode_key
@@ -123,9 +123,13 @@ def _plan_decode(model: Model, family: Family, shape: DecodeShape, device: Devic
         return (decode_launch(form, model.name, rules, device),), why
     tail = plan_decode_tail(shape, rules, device, family.min_stages)
     launch = decode_launch(tail.form, model.name, rules, device)
+    rows_per_cta = family.rules(model).norm_rows_per_cta
+    if not shape.normed:
+        before = sum_launches(rows_per_cta, shape.tokens, shape.partials, device)
+        return (*before, launch), (*tail.rules, sum_rule(shape.partials))
     if not tail.separate_norm:
         return (launch,), tail.rules
-    norm = norm_launch(family.rules(model).norm_rows_per_cta, shape.tokens, False, device)
+    norm = norm_launch(rows_per_cta, shape.tokens, False, device)
     rule = Rule("norm.early_trigger", False, "the launch that follows is an ordinary one and waits for the norm's end")
     return (norm, launch), (*tail.rules, rule)
 

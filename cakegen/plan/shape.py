@@ -18,7 +18,7 @@ BLOCK_M = 128
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """Tiles and K chunks of one rank for one request; fields as in `DecodeForm`."""
+    """Tiles and K chunks of one rank for one request; fields as in `DecodeForm`, and whether rows are normalised."""
 
     stage: str
     tp: int
@@ -26,6 +26,8 @@ class DecodeShape:
     partials: int
     n_pad: int
     block_m: int
+    gated: bool
+    normed: bool
     router_tiles: int
     latent_tiles: int
     shared_tiles: int
@@ -64,23 +66,24 @@ def decode_shape(
     i_local = exact(dims.shared_intermediate, tp, where, "shared_intermediate", "TP degree")
     n_pad = next(n for n in rules.n_pads if n >= tokens)
     if stage == "front":
-        half = BLOCK_M // 2
+        gated = dims.rows_stage.gated
+        rows, what = (BLOCK_M // 2, "gate rows of a tile") if gated else (BLOCK_M, "rows of a tile")
         exact(dims.hidden, BLOCK_K, where, "hidden", "columns of a K chunk")
         return DecodeShape(
-            stage, tp, tokens, 1, n_pad, BLOCK_M,
+            stage, tp, tokens, 1, n_pad, BLOCK_M, gated, False,
             router_tiles=exact(dims.experts, BLOCK_M, where, "experts", "rows of a tile"),
             latent_tiles=exact(dims.latent, BLOCK_M, where, "latent", "rows of a tile"),
-            shared_tiles=exact(i_local, half, where, "shared_intermediate / TP", "gate rows of a tile"),
+            shared_tiles=exact(i_local, rows, where, "shared_intermediate / TP", what),
             k1_cols=dims.hidden,
             k2_chunks=0,
             out_cols=dims.latent,
         )  # fmt: skip
     return DecodeShape(
-        stage, tp, tokens, partials, n_pad, BLOCK_M,
+        stage, tp, tokens, partials, n_pad, BLOCK_M, False, dims.normed,
         router_tiles=0,
         latent_tiles=exact(dims.hidden, BLOCK_M, where, "hidden", "rows of a tile"),
         shared_tiles=0,
-        k1_cols=exact(dims.latent, tp, where, "latent", "TP degree"),
+        k1_cols=latent_columns(dims, tp, where),
         k2_chunks=exact(i_local, BLOCK_K, where, "shared_intermediate / TP", "columns of a K chunk"),
         out_cols=dims.hidden,
     )  # fmt: skip
@@ -93,8 +96,24 @@ def narrow_front(shape: DecodeShape, dims: ModelDims, block_m: int) -> DecodeSha
         block_m=block_m,
         router_tiles=-(-dims.experts // block_m),
         latent_tiles=-(-dims.latent // block_m),
-        shared_tiles=-(-dims.i_local(shape.tp) // (block_m // 2)),
+        shared_tiles=-(-dims.i_local(shape.tp) // (block_m // 2 if shape.gated else block_m)),
     )
+
+
+def shared_columns(dims: ModelDims, tile_columns: int) -> int:
+    """Columns of shared_act in a tile: half of it where the tile is half gate columns, half matching up columns."""
+    return tile_columns // 2 if dims.rows_stage.gated else tile_columns
+
+
+def latent_columns(dims: ModelDims, tp: int, where: str) -> int:
+    """Latent columns that one rank multiplies.
+
+    Raises
+    ------
+    PlanError
+        Ranks share them, and TP does not divide them.
+    """
+    return exact(dims.latent, tp, where, "latent", "TP degree") if dims.shares_latent else dims.latent
 
 
 def exact(value: int, divisor: int, where: str, name: str, what: str) -> int:

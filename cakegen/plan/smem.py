@@ -59,9 +59,9 @@ def a_chunk_bytes(block_m: int) -> int:
     return block_m * BLOCK_K * BF16_BYTES
 
 
-def a_pad_bytes(stage: str, block_m: int) -> int:
-    """Behind the weights of a front's stage: the rows by which the up half is short of the MMA's 64."""
-    return (MMA_ROWS - block_m // 2) * BLOCK_K * BF16_BYTES if stage == "front" else 0
+def a_pad_bytes(gated: bool, block_m: int) -> int:
+    """Behind the weights of a gated front's stage: the rows by which the up half is short of the MMA's 64."""
+    return (MMA_ROWS - block_m // 2) * BLOCK_K * BF16_BYTES if gated else 0
 
 
 def b_chunk_bytes(n_pad: int) -> int:
@@ -146,7 +146,7 @@ def decode_smem(form: DecodeForm) -> DecodeSmem:
     """Lay out the shared memory of one decode program."""
     landing = BARRIER_BYTES + FLAG_BYTES
     a_ring = landing if form.landing_alias else landing + form.landing_bytes
-    a_stage = form.chunks_per_stage * a_chunk_bytes(form.block_m) + a_pad_bytes(form.stage, form.block_m)
+    a_stage = form.chunks_per_stage * a_chunk_bytes(form.block_m) + a_pad_bytes(form.gated, form.block_m)
     b_stage = form.chunks_per_stage * b_chunk_bytes(mma_tokens(form))
     b_ring = a_ring + form.num_stages * a_stage
     resident = b_ring + form.num_stages * b_stage

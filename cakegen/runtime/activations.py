@@ -23,9 +23,26 @@ def _geglu_tanh(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return 0.5 * gate * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3))) * up
 
 
-GATED: dict[str, Callable[..., torch.Tensor]] = {"situ": _situ, "swiglu": _swiglu, "geglu_tanh": _geglu_tanh}
+def _relu2(up: torch.Tensor) -> torch.Tensor:
+    return torch.square(torch.relu(rounded(up)))
 
 
-def activate(activation: NamedFunction, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """A gated activation of two tensors of one shape and dtype, not rounded between its steps beyond that dtype."""
-    return GATED[activation.name](gate, up, *activation.numbers)
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "situ": _situ,
+    "swiglu": _swiglu,
+    "geglu_tanh": _geglu_tanh,
+    "relu2": _relu2,
+}
+
+
+def rounded(values: torch.Tensor) -> torch.Tensor:
+    """fp32 values rounded to bf16, where a function says so before its end; fp64 is left as it is."""
+    return values if values.dtype == torch.float64 else values.to(torch.bfloat16).to(values.dtype)
+
+
+def activate(activation: NamedFunction, *operands: torch.Tensor) -> torch.Tensor:
+    """An activation of tensors of one shape and dtype, gate and up or up alone.
+
+    Rounded between its steps where its declaration says so, and at the end by whoever stores it.
+    """
+    return FUNCTIONS[activation.name](*operands, *activation.numbers)

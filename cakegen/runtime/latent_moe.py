@@ -9,7 +9,6 @@ import torch
 
 from cakegen.errors import CakeError, LaunchError, OperandError, OperandKindError
 from cakegen.model import DeviceFacts
-from cakegen.operands import FRONT, TAIL, named
 from cakegen.plan import family_of
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
@@ -22,8 +21,8 @@ from cakegen.runtime.prepared import EmptyRunner, Outputs, ReferenceRunner, Runn
 from cakegen.runtime.programs import ProgramTable
 from cakegen.runtime.reference import reference_outputs
 from cakegen.runtime.routes import RouteTable
-from cakegen.runtime.runner import ProgramRunner, plan_partials, with_wait_report
-from cakegen.runtime.validate import Request, validate_front, validate_tail
+from cakegen.runtime.runner import ProgramRunner, with_wait_report, workspace_elems
+from cakegen.runtime.validate import Request, given_operands, validate_front, validate_tail
 from cakegen.runtime.workspace import Workspace, stream_workspace
 
 BACKENDS = ("auto", "emulator", "reference")
@@ -61,30 +60,26 @@ class LatentMoe:
 
     def prepare_front(
         self,
-        x: torch.Tensor,
-        gate_weight: torch.Tensor,
-        down_weight: torch.Tensor,
-        shared_gate_up_weight: torch.Tensor,
-        logits: torch.Tensor,
-        latent: torch.Tensor,
-        shared_act: torch.Tensor,
-        *,
+        *operands: torch.Tensor,
         backend: str = "auto",
         workspace: Workspace | None = None,
         overlap: bool = False,
         arch: str | DeviceFacts | None = None,
+        **by_name: torch.Tensor,
     ) -> Runner:
-        """Validate, plan, load and bind a front; the runner returns `(logits, latent, shared_act)`.
+        """Validate, plan, load and bind a front; the runner returns its outputs, `(logits, latent, shared_act)`.
 
         Parameters
         ----------
-        x
-            `[T, hidden]` bf16; rows may be pitched (a multiple of 16 bytes), as the outputs' rows may.
-        gate_weight, down_weight, shared_gate_up_weight
-            `[experts, hidden]`, `[latent, hidden]`, `[2 * I_LOCAL, hidden]` bf16, contiguous, used in place. TP
-            follows from the last. Each may be packed instead (`pack_weight`): read faster, to the same bits.
-        logits, latent, shared_act
-            Outputs `[T, experts]` fp32, `[T, latent]` and `[T, I_LOCAL]` bf16.
+        operands
+            What the block's rows stage names, in its order, by position or by name; of the published export
+            `x`, `gate_weight`, `down_weight`, `shared_gate_up_weight`, `logits`, `latent`, `shared_act`:
+
+            `x [T, hidden]` bf16; rows may be pitched (a multiple of 16 bytes), as the outputs' rows may. Weights
+            `[experts, hidden]`, `[latent, hidden]`, `[2 * I_LOCAL, hidden]` bf16 (`[I_LOCAL, hidden]` of an activation
+            without a gate), contiguous, used in place. TP follows from the last. Each may be packed instead
+            (`pack_weight`): read faster, to the same bits. Outputs `[T, experts]` fp32, `[T, latent]` and
+            `[T, I_LOCAL]` bf16.
         backend
             `auto`: generated programs, on CUDA tensors. `emulator`: the same programs' PTX on the CPU, on CPU tensors.
             `reference`: torch, on any device.
@@ -103,53 +98,45 @@ class LatentMoe:
             An operand, the device or the shape is refused, a program does not compile or load, or something cold
             would have to be loaded inside a graph capture.
         """
-        operands = (x, gate_weight, down_weight, shared_gate_up_weight, logits, latent, shared_act)
-        request = validate_front(self.model, **named(FRONT.operands, operands))
-        return self._prepare(request, backend, workspace, arch, overlap)
+        given = given_operands("front", self.model.dims.rows_stage, operands, by_name)
+        return self._prepare(validate_front(self.model, **given), backend, workspace, arch, overlap)
 
     def prepare_tail(
         self,
-        routed: torch.Tensor,
-        norm_weight: torch.Tensor,
-        up_weight: torch.Tensor,
-        shared_act: torch.Tensor,
-        shared_down_weight: torch.Tensor,
-        out: torch.Tensor,
-        *,
+        *operands: torch.Tensor,
         tp: int,
         rank: int,
-        y_workspace: torch.Tensor,
         backend: str = "auto",
         workspace: Workspace | None = None,
         overlap: bool = False,
         arch: str | DeviceFacts | None = None,
+        **by_name: torch.Tensor,
     ) -> Runner:
-        """Validate, plan, load and bind a tail; the runner returns `(y_workspace, out)`.
+        """Validate, plan, load and bind a tail; the runner returns its outputs, `(y_workspace, out)`.
 
         Parameters
         ----------
-        routed
-            `[P, T, latent]` bf16 partials; row pitch and partial stride are free (multiples of 16 bytes).
-        norm_weight, up_weight, shared_down_weight
-            `[latent]`, `[hidden, latent]` (all columns; the rank's slice is read in place), `[hidden, I_LOCAL]` bf16.
-            The last two may be packed.
-        shared_act
-            `[T, I_LOCAL]` bf16, as the front wrote it.
-        out, y_workspace
-            Outputs `[T, hidden]` and `[T, latent]` bf16. With `tp` > 1 the caller all-reduces `out`.
+        operands
+            What the block's sum stage names, in its order and then its output, by position or by name; prepared tokens
+            by name alone. Of the published export `routed`, `norm_weight`, `up_weight`, `shared_act`,
+            `shared_down_weight`, `out`, and by name `y_workspace`:
+
+            `routed [P, T, latent]` bf16 partials; row pitch and partial stride are free (multiples of 16 bytes).
+            Weights `[latent]`, `[hidden, latent]` (all columns; the rank's slice is read in place) and
+            `[hidden, I_LOCAL]` bf16, of which the last two may be packed. `shared_act [T, I_LOCAL]` bf16, as the front
+            wrote it. Outputs `[T, hidden]` and `[T, latent]` bf16; with `tp` > 1 the caller all-reduces `out`.
         tp, rank
             Tensor-parallel degree and this rank.
         backend, workspace, overlap, arch
-            As in `prepare_front`.
+            As in `prepare_front`. The workspace also has the sum of several partials where the block has no norm.
 
         Raises
         ------
         CakeError
             As `prepare_front`.
         """
-        operands = (routed, norm_weight, up_weight, shared_act, shared_down_weight, y_workspace, out)
-        request = validate_tail(self.model, **named(TAIL.operands, operands), tp=tp, rank=rank)
-        return self._prepare(request, backend, workspace, arch, overlap)
+        given = given_operands("tail", self.model.dims.sum_stage, operands, by_name)
+        return self._prepare(validate_tail(self.model, **given, tp=tp, rank=rank), backend, workspace, arch, overlap)
 
     def prepare(
         self, stage: str, operands: Mapping[str, torch.Tensor], *, tp: int, rank: int, **options: Any
@@ -160,7 +147,7 @@ class LatentMoe:
         """
         prepare: Callable[..., Runner] = self.prepare_front if stage == "front" else self.prepare_tail
         of_rank = {} if stage == "front" else {"tp": tp, "rank": rank}
-        return prepare(**operands, **of_rank, **options)
+        return prepare(**of_rank, **options, **operands)
 
     def front(self, *operands: torch.Tensor, **options: Any) -> Outputs:
         """Prepare and run a front once; operands as in `prepare_front`."""
@@ -288,7 +275,7 @@ class LatentMoe:
             device = self._open(ordinal)
             control = open_control(device)
             route = self._routes.load(device, request.stage, request.tp, request.tokens, request.partials)
-            chosen = _workspace_for(route.plan, ordinal, workspace)
+            chosen = _workspace_for(request, route.plan, ordinal, workspace)
             return ProgramRunner(request, route.plan, route.programs, device, control, self.registry, chosen, overlap)
         except LaunchError as error:
             raise with_wait_report(error, ordinal, self.registry) from None
@@ -329,9 +316,9 @@ def _check_options(request: Request, backend: str, workspace: Any, arch: object,
         )
 
 
-def _workspace_for(plan: Plan, ordinal: int, workspace: Workspace | None) -> Workspace | None:
-    """The caller's workspace, or the current stream's; None where the plan keeps no partials."""
-    if plan_partials(plan) == 0:
+def _workspace_for(request: Request, plan: Plan, ordinal: int, workspace: Workspace | None) -> Workspace | None:
+    """The caller's workspace, or the current stream's; None where the call keeps nothing there."""
+    if workspace_elems(request, plan) == 0:
         return None
     return stream_workspace(ordinal) if workspace is None else workspace
 

@@ -15,7 +15,7 @@ import torch
 
 from cakegen.errors import LaunchError, OperandError
 from cakegen.model import ModelDims
-from cakegen.operands import STAGES, named, shape_of
+from cakegen.operands import Stage, named, shape_of, share_of
 from cakegen.runtime import driver, kimi_k3_latent_moe, shared_latent_moe
 from cakegen.runtime.guard import GuardedLock
 from cakegen.runtime.latent_moe import LatentMoe
@@ -202,20 +202,23 @@ def operators_of(export: str) -> Operators:
 def _define(export: str, moe: LatentMoe, cpu_backend: str) -> _Defined:
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     calls = PreparedCalls()
-    for stage in STAGES:
+    stages = moe.model.dims.stages
+    for stage in stages:
         _define_stage(library, f"{export}_{stage}", stage, moe, calls, cpu_backend)
     packets = getattr(torch.ops, NAMESPACE)
-    front, tail = (getattr(packets, f"{export}_{stage}") for stage in STAGES)
+    front, tail = (getattr(packets, f"{export}_{stage}") for stage in stages)
     return _Defined(moe, cpu_backend, Operators(front.default, front.out, tail.default, tail.out), library)
 
 
 def _define_stage(library: Any, name: str, stage: str, moe: LatentMoe, calls: PreparedCalls, cpu_backend: str) -> None:
     """Both overloads of a stage's operator."""
     prepare, call = (moe.prepare_front, moe.front) if stage == "front" else (moe.prepare_tail, moe.tail)
-    outputs = STAGES[stage].outputs
+    dims = moe.model.dims
+    table = dims.stages[stage]
+    outputs = table.outputs
 
     def allocate(inputs: Tensors) -> Tensors:
-        return _empty_outputs(stage, moe.model.dims, inputs)
+        return _empty_outputs(table, dims, inputs)
 
     def launch(*inputs: torch.Tensor, **options: Any) -> None:
         if torch.is_grad_enabled():
@@ -239,7 +242,7 @@ def _define_stage(library: Any, name: str, stage: str, moe: LatentMoe, calls: Pr
 
         return of_inputs
 
-    _define_schemas(library, name, stage)
+    _define_schemas(library, name, stage, table)
     _implement(library, name, functional, launch, compute, fake)
 
 
@@ -258,31 +261,32 @@ def refuse_gradients(name: str, inputs: Tensors) -> None:
         )
 
 
-def _define_schemas(library: Any, name: str, stage: str) -> None:
+def _define_schemas(library: Any, name: str, stage: str, table: Stage) -> None:
     """Both overloads: one returns new outputs, the other writes those that it is given."""
-    inputs = ", ".join(f"Tensor {spec.name}" for spec in STAGES[stage].inputs)
+    inputs = ", ".join(f"Tensor {spec.name}" for spec in table.inputs)
     inputs += f", *, {_NUMBERS[stage]}"
-    outputs = STAGES[stage].outputs
+    outputs = table.outputs
     returned = ", ".join(f"Tensor {spec.short}" for spec in outputs)
     written = ", ".join(f"Tensor({mark}!) {spec.name}" for mark, spec in zip("abcdef", outputs, strict=False))
     library.define(f"{name}({inputs}) -> ({returned})", tags=_TAGS)
     library.define(f"{name}.out({inputs}, {written}) -> ()", tags=_TAGS)
 
 
-def _empty_outputs(stage: str, dims: ModelDims, inputs: Tensors) -> Tensors:
+def _empty_outputs(stage: Stage, dims: ModelDims, inputs: Tensors) -> Tensors:
     """Room for a stage's outputs on the device of its first input, in extents that the inputs tell."""
     extents: dict[str, int] = {}
-    for spec, tensor in zip(STAGES[stage].inputs, inputs, strict=True):
+    i_local = 0
+    for spec, tensor in zip(stage.inputs, inputs, strict=True):
         # a packed weight's rows are its second extent, its columns the product of the others
         shape = tensor.shape if spec.kind != "weight" or tensor.dim() == 2 else (tensor.shape[1], -1)
         extents.update(zip(spec.shape, shape, strict=True))
-    i_local = extents.get("2 * i_local", 0) // 2
+        i_local = i_local or share_of(spec, shape)
     return tuple(
         inputs[0].new_empty(
             shape_of(spec, dims, i_local=i_local, tokens=extents["T"]),
             dtype=torch.float32 if spec.fp32 else torch.bfloat16,
         )
-        for spec in STAGES[stage].outputs
+        for spec in stage.outputs
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from cakegen.errors import LaunchError, OperandError
 from cakegen.model import ModelDims
-from cakegen.operands import FRONT, STAGES, shape_of
+from cakegen.operands import shape_of
 from cakegen.runtime import kimi_k3_latent_moe
 from cakegen.runtime.checkpoint import (
     CHECKPOINT_NAMES,
@@ -26,6 +26,7 @@ from cakegen.runtime.checkpoint import (
 from cakegen.runtime.latent_moe import LatentMoe
 from cakegen.runtime.operators import define_operators, operators_of
 from cakegen.runtime.plain import check_flag
+from cakegen.runtime.validate import split_widths
 
 __all__ = ["CHECKPOINT_NAMES", "MERGED_NAMES", "LatentMoeProjections", "RoutedExperts"]
 RoutedExperts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -81,6 +82,7 @@ class LatentMoeProjections(torch.nn.Module):
         _check_rank(moe.model.dims, tp, rank)
         check_flag(type(self).__name__, "overlap", overlap)
         self.tp, self.rank, self.overlap = tp, rank, overlap
+        self._weights = moe.model.dims.rows_stage.weights
         operators = define_operators(moe)
         self._export = moe.registry.export
         self._front, self._tail = operators.front, operators.tail
@@ -201,7 +203,7 @@ class LatentMoeProjections(torch.nn.Module):
         """`x [T, hidden]` bf16 -> logits `[T, experts]` fp32, latent `[T, latent]`, shared_act `[T, I_LOCAL]` bf16."""
         if self._missing:
             self._require_weights()
-        weights = (self.get_parameter(spec.name) for spec in FRONT.weights)
+        weights = (self.get_parameter(spec.name) for spec in self._weights)
         logits, latent, shared_act = self._front(x, *weights, overlap=self.overlap)
         return logits, latent, shared_act
 
@@ -273,14 +275,14 @@ def _finish_writes(device: torch.device) -> None:
 
 
 def _shapes(dims: ModelDims, tp: int) -> dict[str, tuple[int, ...]]:
-    specs = (spec for stage in STAGES.values() for spec in stage.weights)
+    specs = (spec for stage in dims.stages.values() for spec in stage.weights)
     return {spec.name: shape_of(spec, dims, i_local=dims.i_local(tp)) for spec in specs}
 
 
 def _check_rank(dims: ModelDims, tp: int, rank: int) -> None:
-    widths = (dims.latent, dims.shared_intermediate)
-    if tp < 1 or any(width % tp for width in widths) or not 0 <= rank < tp:
+    widths = split_widths(dims)
+    if tp < 1 or any(width % tp for _, width in widths) or not 0 <= rank < tp:
+        divided = " and ".join(f"the {name} width {width}" for name, width in widths)
         raise OperandError(
-            f"LatentMoeProjections: tp must divide the latent width {widths[0]} and the shared-expert width "
-            f"{widths[1]}, and rank be 0 … tp - 1; got tp {tp}, rank {rank}."
+            f"LatentMoeProjections: tp must divide {divided}, and rank be 0 … tp - 1; got tp {tp}, rank {rank}."
         )

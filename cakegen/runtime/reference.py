@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from cakegen.errors import LaunchError
 from cakegen.model import ModelDims
-from cakegen.operands import STAGES, returned
+from cakegen.operands import RowsStage, Segment, returned
 from cakegen.runtime.activations import activate
 from cakegen.runtime.packing import unpack_weight
 
@@ -44,24 +44,29 @@ def reference_norm(routed: torch.Tensor, norm_weight: torch.Tensor, norm_eps: fl
 
     Notes
     -----
-    The partials are added in fp32 in ascending order and rounded once to bf16. A row is read as vectors of 8 elements;
+    The partials are added as `sum_partials` does. A row is read as vectors of 8 elements;
     lane l of 32 owns vectors l, l + 32, … and adds its squares in ascending order (the product of two bf16 is exact
     in fp32, so a fused multiply-add gives the same bits); an xor butterfly over 16, 8, 4, 2, 1 joins the lanes. Where
     the vectors are not a multiple of 32, the last lanes own one fewer. Division and square root are those of IEEE.
     """
-    partials, tokens, latent = routed.shape
+    _, tokens, latent = routed.shape
     if latent % VECTOR:
         raise LaunchError(f"reference_norm: the latent width must be a multiple of {VECTOR} (vectors); got {latent}.")
-    total = routed[0].float()
-    for index in range(1, partials):
-        total = total + routed[index].float()
-    rounded = total.to(torch.bfloat16)
+    rounded = sum_partials(routed)
     squares = _sum_of_squares(rounded.float().view(tokens, latent // VECTOR, VECTOR))
     # tensor by tensor: torch turns a division by a number into a product with its reciprocal
     mean = squares / torch.full_like(squares, latent)
     rstd = torch.ones_like(mean) / ieee_sqrt(mean + norm_eps)
     scaled = (rounded.float() * rstd[:, None]).to(torch.bfloat16)
     return (norm_weight.float() * scaled.float()).to(torch.bfloat16)
+
+
+def sum_partials(partials: torch.Tensor) -> torch.Tensor:
+    """`[P, T, N]` bf16 -> `[T, N]` bf16: added in fp32 in ascending order, rounded once."""
+    total = partials[0].float()
+    for partial in partials[1:]:
+        total = total + partial.float()
+    return total.to(torch.bfloat16)
 
 
 def ieee_sqrt(values: torch.Tensor) -> torch.Tensor:
@@ -99,56 +104,62 @@ def reference_outputs(
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:
     """What one rank of a stage gives, by result, from operands by name; `dtype` as in `reference_front`."""
-    inputs = [operands[spec.name] for spec in STAGES[stage].inputs]
-    of_rank = {} if stage == "front" else {"tp": tp, "rank": rank}
-    compute: Callable[..., tuple[torch.Tensor, ...]] = reference_front if stage == "front" else reference_tail
-    results = compute(dims, *inputs, **of_rank, dtype=dtype)
-    return returned(STAGES[stage].outputs, results)
+    table = dims.stages[stage]
+    inputs = [operands[spec.name] for spec in table.inputs]
+    if isinstance(table, RowsStage):
+        return returned(table.outputs, reference_front(dims, *inputs, dtype=dtype))
+    return returned(table.outputs, reference_tail(dims, *inputs, tp=tp, rank=rank, dtype=dtype))
 
 
 def reference_front(
-    dims: ModelDims,
-    x: torch.Tensor,
-    gate_weight: torch.Tensor,
-    down_weight: torch.Tensor,
-    shared_gate_up_weight: torch.Tensor,
-    *,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`(logits, latent, shared_act)` of `x [T, hidden]`.
+    dims: ModelDims, x: torch.Tensor, *weights: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    """The products of a rows stage, `[T, rows]` each, of `x [T, hidden]` and its weights in the stage's order.
 
-    With `dtype=torch.float32` they have the dtypes of the contract (fp32, bf16, bf16), each rounded once from fp32;
-    with `torch.float64` all are fp64 and nothing is rounded.
+    With `dtype=torch.float32` they have the dtypes of the contract (logits fp32, all others bf16), each rounded once
+    from fp32, and where its activation says so; with `torch.float64` all are fp64 and nothing is rounded.
     """
-    gate_weight, down_weight = unpack_weight(gate_weight), unpack_weight(down_weight)
-    shared_gate_up_weight = unpack_weight(shared_gate_up_weight)
     wide = x.to(dtype)
-    logits = wide @ gate_weight.to(dtype).T
-    latent = wide @ down_weight.to(dtype).T
-    gate, up = (wide @ shared_gate_up_weight.to(dtype).T).chunk(2, dim=1)
-    shared_act = activate(dims.activation, gate, up)
-    if dtype == torch.float64:
-        return logits, latent, shared_act
-    return logits, latent.to(torch.bfloat16), shared_act.to(torch.bfloat16)
+    outputs = []
+    for product, weight in zip(dims.rows_stage.products, weights, strict=True):
+        value = wide @ unpack_weight(weight).to(dtype).T
+        if product.activated:
+            value = activate(dims.activation, *(value.chunk(2, dim=1) if product.gated else (value,)))
+        rounds = dtype != torch.float64 and not product.output.fp32
+        outputs.append(value.to(torch.bfloat16) if rounds else value)
+    return tuple(outputs)
 
 
 def reference_tail(
-    dims: ModelDims,
-    routed: torch.Tensor,
-    norm_weight: torch.Tensor,
-    up_weight: torch.Tensor,
-    shared_act: torch.Tensor,
-    shared_down_weight: torch.Tensor,
-    *,
-    tp: int,
-    rank: int,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`(y, out)` of one rank: `y [T, latent]` bf16 with its defined bits; `out [T, hidden]` bf16, or fp64 unrounded."""
-    up_weight, shared_down_weight = unpack_weight(up_weight), unpack_weight(shared_down_weight)
-    y = reference_norm(routed, norm_weight, dims.norm_eps)
-    width = dims.latent_slice(tp)
-    columns = slice(rank * width, (rank + 1) * width)
-    out = y[:, columns].to(dtype) @ up_weight[:, columns].to(dtype).T
-    out = out + shared_act.to(dtype) @ shared_down_weight.to(dtype).T
-    return y, out if dtype == torch.float64 else out.to(torch.bfloat16)
+    dims: ModelDims, *inputs: torch.Tensor, tp: int, rank: int, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of one rank's sum stage, from its inputs in the stage's order.
+
+    Prepared tokens `[T, latent]` that it writes are bf16 with their defined bits; `out [T, hidden]` is bf16, or fp64
+    unrounded.
+    """
+    stage = dims.sum_stage
+    given = dict(zip((spec.name for spec in stage.inputs), inputs, strict=True))
+    written, total = [], None
+    for segment in stage.segments:
+        tokens, weight = _tokens(dims, segment, given), unpack_weight(given[segment.weight.name])
+        if segment.prepared is not None and segment.prepared.written:
+            written.append(tokens)
+        if segment.shares_k:
+            begin, width = dims.latent_begin(tp, rank), dims.latent_slice(tp)
+            tokens, weight = tokens[:, begin : begin + width], weight[:, begin : begin + width]
+        product = tokens.to(dtype) @ weight.to(dtype).T
+        total = product if total is None else total + product
+    assert total is not None  # a sum has segments
+    return (*written, total if dtype == torch.float64 else total.to(torch.bfloat16))
+
+
+def _tokens(dims: ModelDims, segment: Segment, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    prepared = segment.prepared
+    if prepared is None:
+        return given[segment.tokens.name]
+    partials = given[prepared.partials.name]
+    if prepared.weight is None:
+        return sum_partials(partials)
+    assert dims.norm_eps is not None  # whoever has a norm's weight has its constant
+    return reference_norm(partials, given[prepared.weight.name], dims.norm_eps)

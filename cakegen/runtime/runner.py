@@ -9,13 +9,12 @@ import dataclasses
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cakegen.errors import LaunchError
 from cakegen.known_faults import clears_small_maps
-from cakegen.operands import STAGES
 from cakegen.plan import control_words, partials_elems
 from cakegen.plan.records import Launch, Plan
 from cakegen.registry import LaunchRecord, Registry
@@ -23,11 +22,12 @@ from cakegen.runtime import driver, streams
 from cakegen.runtime.arguments import ArgumentBlock, bind_arguments, pack_arguments
 from cakegen.runtime.control import ControlWords, DeviceControl, describe_wait_record, opened_control
 from cakegen.runtime.device import Device
+from cakegen.runtime.operand import Operand
 from cakegen.runtime.prepared import Outputs, Runner
 from cakegen.runtime.programs import LoadedProgram
 from cakegen.runtime.tensor_map import encode_tensor_map
 from cakegen.runtime.validate import Request
-from cakegen.runtime.workspace import Workspace
+from cakegen.runtime.workspace import FP32_BYTES, Workspace
 
 MOST_STREAMS = 64
 """Streams that a runner remembers beside those with work of it in flight."""
@@ -94,7 +94,8 @@ class ProgramRunner(Runner):
         self._read_stream = driver.stream_reader()
         self._registry = registry
         self._workspace = workspace
-        self._partials = None if workspace is None else workspace.reserve(plan_partials(plan))
+        self._partials = None if workspace is None else workspace.reserve(workspace_elems(request, plan))
+        self._room_offset = plan_partials(plan) * FP32_BYTES
         # where a call outside captures went last
         self._stream: int | None = None
         # by stream: what a call there runs; the current stream's is made now, another's at its first call
@@ -102,6 +103,7 @@ class ProgramRunner(Runner):
         self._known: dict[int, streams.KnownStream] = {}
         self._ended = ""
         self._words = self._take_words(control, plan)
+        self._unmarked = self._words is not None or self._partials is not None
         self._buffers = {
             "wait_record": control.wait_record.device_address,
             "counters": 0 if self._words is None else self._words.address,
@@ -118,11 +120,12 @@ class ProgramRunner(Runner):
     def _pack(self, request: Request, loaded: LoadedProgram, launch: Launch) -> tuple[ArgumentBlock, LaunchRecord]:
         """A launch's arguments on a request's operands, and its attributes."""
         record, own = decide_overlap(launch, loaded.program.launch, self._overlap)
-        buffers = self._buffers | {name: operand.address for name, operand in request.operands.items()}
-        parameters = run_parameters(request) | own
+        operands = request.placed(self._buffers["partials"] + self._room_offset)
+        buffers = self._buffers | {name: operand.address for name, operand in operands.items()}
+        parameters = run_parameters(request, operands) | own
         clears = clears_small_maps(driver.driver_version(), (self._device.arch.name,))
         encode = functools.partial(encode_tensor_map, clears_small=clears)
-        return pack_arguments(bind_arguments(loaded.program, request.operands, buffers, parameters), encode), record
+        return pack_arguments(bind_arguments(loaded.program, operands, buffers, parameters), encode), record
 
     def _bind(self, request: Request) -> None:
         """Rewrite the arguments of all launches, once all of them are packed."""
@@ -147,11 +150,8 @@ class ProgramRunner(Runner):
             self.check_operands()
         stream = self._read_stream(self._ordinal)
         workspace = self._workspace
-        # whoever has partials has words: arrivals at a cut tile are counted
-        if self._words is not None and not self._words.captured and driver.is_capturing(self._ordinal):
-            self._words.captured = True
-            if workspace is not None and self._partials is not None:
-                workspace.keep(self._partials)
+        if self._unmarked and driver.is_capturing(self._ordinal):
+            self._mark_captured()
         if workspace is not None:
             workspace.lock.acquire()
         try:
@@ -169,6 +169,14 @@ class ProgramRunner(Runner):
             if workspace is not None:
                 workspace.lock.release()
         return self.outputs
+
+    def _mark_captured(self) -> None:
+        """Note that a graph holds addresses of what this runner takes beside its operands."""
+        self._unmarked = False
+        if self._words is not None:
+            self._words.captured = True
+        if self._workspace is not None and self._partials is not None:
+            self._workspace.keep(self._partials)
 
     def release_operands(self) -> None:
         """Keep no tensor alive any more, neither operands nor partials; a call then returns nothing.
@@ -275,14 +283,20 @@ def plan_partials(plan: Plan) -> int:
     return max(partials_elems(launch) for launch in plan.launches)
 
 
-def run_parameters(request: Request) -> dict[str, int]:
-    """The i32 parameters of a request by the names that `arg_plan` uses; pitches in elements."""
-    operands = request.operands
+def workspace_elems(request: Request, plan: Plan) -> int:
+    """fp32 elements of workspace that a call needs: what its launches do, and behind it room for prepared tokens."""
+    return plan_partials(plan) - (-request.room_bytes // FP32_BYTES)
+
+
+def run_parameters(request: Request, operands: Mapping[str, Operand]) -> dict[str, int]:
+    """The i32 parameters of a request by the names that `arg_plan` uses; pitches in elements.
+
+    `operands`: all of the request's, placed.
+    """
     parameters = {"num_tokens": request.tokens, "num_partials": request.partials, "up_col0": request.up_col0}
-    for spec in STAGES[request.stage].operands:
-        parameters[f"{spec.short}_pitch"] = operands[spec.name].pitch
-        if spec.kind == "partials":
-            parameters[f"{spec.name}_partial_stride"] = operands[spec.name].partial_stride
+    for name, operand in operands.items():
+        parameters[f"{request.shorts.get(name, name)}_pitch"] = operand.pitch
+        parameters[f"{name}_partial_stride"] = operand.partial_stride
     return parameters
 
 

@@ -6,7 +6,7 @@ tensors (backend='reference') as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NoReturn
@@ -14,9 +14,9 @@ from typing import NoReturn
 import torch
 
 from cakegen.arch import INT32_MAX
-from cakegen.errors import OperandError
+from cakegen.errors import OperandError, OperandKindError
 from cakegen.model import Model, ModelDims
-from cakegen.operands import FRONT, STAGES, TAIL, OperandSpec, shape_of
+from cakegen.operands import OperandSpec, Stage, shape_of, share_of
 from cakegen.runtime.operand import Operand, overlap
 from cakegen.runtime.packing import packed_shape
 from cakegen.runtime.plain import check_tensors, check_whole
@@ -44,6 +44,11 @@ class Request:
         Checks other tensors for the same call, given by those names.
     up_col0
         First latent column of this rank's slice (tail).
+    unplaced
+        An operand without memory: prepared tokens of several partials that the caller does not ask for. Whoever
+        launches has room for it; see `placed`.
+    shorts
+        What operands are called as results, where that is not by their names.
     """
 
     stage: str
@@ -57,6 +62,19 @@ class Request:
     tensors: Operands
     validate: Callable[..., Request] = field(repr=False, compare=False)
     up_col0: int = 0
+    unplaced: Operand | None = None
+    shorts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def room_bytes(self) -> int:
+        """Memory that `placed` needs."""
+        return 0 if self.unplaced is None else self.unplaced.matrix_elems * self.unplaced.element_bytes
+
+    def placed(self, address: int) -> dict[str, Operand]:
+        """All operands, with the one that had no memory at an address."""
+        if self.unplaced is None:
+            return self.operands
+        return self.operands | {self.unplaced.name: replace(self.unplaced, address=address)}
 
 
 @dataclass
@@ -73,11 +91,11 @@ class _Check:
         raise OperandError(f"{self.stage}: {name} must be {need}; got {got}. {todo}")
 
     def stage_operands(
-        self, dims: ModelDims, tensors: Mapping[str, torch.Tensor], *, i_local: int, tokens: int
+        self, dims: ModelDims, stage: Stage, tensors: Mapping[str, torch.Tensor], *, i_local: int, tokens: int
     ) -> None:
         """Check every operand of the stage by the table of them, but the partials, which tell the number of tokens."""
         shared = dims.shared_intermediate
-        for spec in STAGES[self.stage].operands:
+        for spec in stage.operands:
             tensor, shape = tensors[spec.name], shape_of(spec, dims, i_local=i_local, tokens=tokens)
             why = spec.why.format(i_local=i_local, shared=shared, tp=shared // i_local)
             if spec.kind == "weight":
@@ -217,25 +235,55 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def given_operands(
+    name: str, stage: Stage, operands: Sequence[torch.Tensor], by_name: Mapping[str, torch.Tensor]
+) -> Operands:
+    """The operands of a call, by name, from those that it gives by position and by name.
+
+    Raises
+    ------
+    OperandKindError
+        One is missing, given twice, or not of the stage.
+    """
+    order, names = stage.positional_names, stage.names
+    given = dict(zip(order, operands, strict=False))
+    if (
+        len(operands) <= len(order)
+        and len(given) + len(by_name) == len(names)
+        and given.keys() | by_name.keys() == names
+    ):
+        return given | dict(by_name)
+    twice = [each for each in by_name if each in given]
+    unknown = [each for each in by_name if each not in names]
+    missing = [each for each in names if each not in given and each not in by_name]
+    faults = (("missing", missing), ("given twice", twice), ("unknown", unknown))
+    said = "; ".join(f"{what}: {', '.join(each)}" for what, each in faults if each)
+    many = f"{len(operands)} by position of at most {len(order)}"
+    raise OperandKindError(
+        f"{name}: takes {', '.join(order)} by position or by name"
+        f"{''.join(f', and {each} by name' for each in names if each not in order)}; got {many}. {said}".rstrip()
+    )
+
+
 def validate_front(model: Model, **tensors: torch.Tensor) -> Request:
-    """Check the operands of a front, by name; TP follows from the rows of the gated weight.
+    """Check the operands of a front, by name; TP follows from the rows of the weight that is split over it.
 
     Raises
     ------
     OperandError
         An operand is not what the model needs; the message names it.
     """
-    _check_kinds("front", tensors)
-    dims, tokens_spec = model.dims, FRONT.tokens
-    x = tensors[tokens_spec.name]
+    dims, stage = model.dims, model.dims.rows_stage
+    _check_kinds("front", stage, tensors)
+    x = tensors[stage.tokens.name]
     check = _Check("front", x.device)
     if x.dim() != 2:
         need = f"rows of stride 1 in a [T, {dims.hidden}] bfloat16"
-        check.refuse(tokens_spec.name, x, need, "Flatten the batch into tokens.")
+        check.refuse(stage.tokens.name, x, need, "Flatten the batch into tokens.")
     tokens = int(x.shape[0])
     i_local = _front_i_local(check, model, tensors)
-    check.stage_operands(dims, tensors, i_local=i_local, tokens=tokens)
-    check.outputs_apart(FRONT.outputs)
+    check.stage_operands(dims, stage, tensors, i_local=i_local, tokens=tokens)
+    check.outputs_apart(stage.outputs)
     return Request(
         stage="front",
         tp=dims.shared_intermediate // i_local,
@@ -244,20 +292,25 @@ def validate_front(model: Model, **tensors: torch.Tensor) -> Request:
         partials=1,
         device=x.device,
         operands=check.operands,
-        outputs=tuple(tensors[spec.name] for spec in FRONT.outputs),
+        outputs=tuple(tensors[spec.name] for spec in stage.outputs),
         tensors=tensors,
         validate=partial(validate_front, model),
     )
 
 
 def _front_i_local(check: _Check, model: Model, tensors: Operands) -> int:
-    (name,) = (product.weight.name for product in FRONT.products if product.gated)
-    weight, whole = tensors[name], model.dims.shared_intermediate
+    """A rank's share, from the rows of the weight whose product is split over TP."""
+    dims = model.dims
+    (product,) = dims.rows_stage.activated
+    spec, whole = product.weight, dims.shared_intermediate
+    weight, unit = tensors[spec.name], 2 if product.gated else 1
     rows = {2: int(weight.shape[0]), 3: int(weight.shape[1])}[weight.dim()] if weight.dim() in (2, 3) else 0
-    if rows < 2 or rows % 2 or whole % (rows // 2):
-        need = f"[2 * I_LOCAL, {model.dims.hidden}] bfloat16 with I_LOCAL = {whole} / TP for a whole TP"
-        check.refuse(name, weight, need, "Concatenate this rank's gate rows and up rows.")
-    return rows // 2
+    if rows < unit or rows % unit or whole % share_of(spec, (rows, dims.hidden)):
+        extent = "2 * I_LOCAL" if product.gated else "I_LOCAL"
+        need = f"[{extent}, {dims.hidden}] bfloat16 with I_LOCAL = {whole} / TP for a whole TP"
+        todo = "Concatenate this rank's gate rows and up rows." if product.gated else "Pass this rank's rows."
+        check.refuse(spec.name, weight, need, todo)
+    return share_of(spec, (rows, dims.hidden))
 
 
 def validate_tail(model: Model, *, tp: int, rank: int, **tensors: torch.Tensor) -> Request:
@@ -268,19 +321,25 @@ def validate_tail(model: Model, *, tp: int, rank: int, **tensors: torch.Tensor) 
     OperandError
         An operand, `tp` or `rank` is not what the model needs; the message names it.
     """
-    _check_kinds("tail", tensors)
+    dims, stage = model.dims, model.dims.sum_stage
+    _check_kinds("tail", stage, tensors)
     tp, rank = _check_rank(model, tp, rank)
-    dims, (norm,) = model.dims, TAIL.norms
-    routed = tensors[norm.partials.name]
+    prepared = stage.preparation
+    routed = tensors[prepared.partials.name]
     check = _Check("tail", routed.device)
-    check.partials(norm.partials.name, routed, dims.latent)
+    check.partials(prepared.partials.name, routed, dims.latent)
     partials, tokens, _ = (int(extent) for extent in routed.shape)
-    check.stage_operands(dims, tensors, i_local=dims.i_local(tp), tokens=tokens)
-    check.outputs_apart(TAIL.outputs)
-    width = dims.latent_slice(tp)
-    for segment in TAIL.segments:
-        for spec in (segment.weight, segment.tokens) if segment.whole_k else ():
-            check.operands[spec.name] = replace(check.operands[spec.name], column_limit=(rank + 1) * width)
+    check.stage_operands(dims, stage, tensors, i_local=dims.i_local(tp), tokens=tokens)
+    check.outputs_apart(stage.outputs)
+    unplaced = None
+    if not prepared.written:
+        unplaced = _sum_of(prepared.output.name, check.operands[prepared.partials.name])
+        if partials == 1:
+            check.operands[unplaced.name], unplaced = unplaced, None
+    first, width = dims.latent_begin(tp, rank), dims.latent_slice(tp)
+    for segment in stage.segments:
+        for spec in (segment.weight, segment.tokens) if segment.shares_k else ():
+            check.operands[spec.name] = replace(check.operands[spec.name], column_limit=first + width)
     return Request(
         stage="tail",
         tp=tp,
@@ -289,28 +348,40 @@ def validate_tail(model: Model, *, tp: int, rank: int, **tensors: torch.Tensor) 
         partials=partials,
         device=routed.device,
         operands=check.operands,
-        outputs=tuple(tensors[spec.name] for spec in TAIL.outputs),
+        outputs=tuple(tensors[spec.name] for spec in stage.outputs),
         tensors=tensors,
         validate=partial(validate_tail, model, tp=tp, rank=rank),
-        up_col0=rank * width,
+        up_col0=first,
+        unplaced=unplaced,
+        shorts={prepared.output.name: prepared.output.short},
     )
 
 
-def _check_kinds(stage: str, tensors: Operands) -> None:
+def _sum_of(name: str, partials: Operand) -> Operand:
+    """One matrix for the sum of partials: the partial itself where there is one, else dense rows without memory."""
+    if partials.partials == 1:
+        return replace(partials, name=name)
+    return Operand(name, 0, partials.rows, partials.cols, partials.cols, partials.element_bytes, partials.cols)
+
+
+def _check_kinds(name: str, stage: Stage, tensors: Operands) -> None:
     """Refuse operands of a stage that are no tensors with memory of their own (`check_tensors`)."""
-    inputs, outputs = (
-        {spec.name: tensors[spec.name] for spec in specs} for specs in (STAGES[stage].inputs, STAGES[stage].outputs)
-    )
-    check_tensors(stage, inputs, outputs)
+    inputs, outputs = ({spec.name: tensors[spec.name] for spec in specs} for specs in (stage.inputs, stage.outputs))
+    check_tensors(name, inputs, outputs)
 
 
 def _check_rank(model: Model, tp: int, rank: int) -> tuple[int, int]:
     tp, rank = check_whole("tail", "tp", tp), check_whole("tail", "rank", rank)
-    widths = ("latent", model.dims.latent), ("shared-expert", model.dims.shared_intermediate)
-    for name, width in widths:
+    for name, width in split_widths(model.dims):
         if tp < 1 or width % tp:
             rest = f" ({width} = {width // tp} * {tp} + {width % tp})" if tp > 0 else ""
             raise OperandError(f"tail: tp must be at least 1 and divide the {name} width {width}; got {tp}{rest}.")
     if not 0 <= rank < tp:
         raise OperandError(f"tail: rank must be 0 … {tp - 1} for tp {tp}; got {rank}.")
     return tp, rank
+
+
+def split_widths(dims: ModelDims) -> tuple[tuple[str, int], ...]:
+    """The widths that ranks share, by what they are called."""
+    latent = (("latent", dims.latent),) if dims.shares_latent else ()
+    return (*latent, ("shared-expert", dims.shared_intermediate))

@@ -79,8 +79,8 @@ class ExportSpec(Section):
         (activation,) = (product.activation for product in self.block.products if product.activation)
         (norm,) = (segment.prepared.norm for segment in self.block.segments if segment.prepared is not None)
         widths = {width: numbers[width] for width in self.block.widths}
-        (norm_eps,) = _values(norm, numbers).numbers
-        return ModelDims(**widths, norm_eps=norm_eps, activation=_values(activation, numbers))
+        (norm_eps,) = _values(norm, numbers).numbers if norm else (None,)
+        return ModelDims(**widths, norm_eps=norm_eps, activation=_values(activation, numbers), block=self.block)
 
 
 def _values(text: str, numbers: dict[str, Any]) -> NamedFunction:

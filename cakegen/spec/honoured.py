@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
-from cakegen.block import Block, Call, Product, Segment, parse_call
+from cakegen.block import Block, Call, Product, RowsStage, Segment, SumStage, parse_call
 from cakegen.functions import ACTIVATIONS, NORMS
-from cakegen.spec.block import block_file, read_block
 
-BUILT_IN = "latent_moe"
-"""The block whose names of stages, operands and numbers programs, operators and the runtime know."""
+STAGE_NAMES = ("front", "tail")
+PRODUCTS = ("fp32 without an activation", "bf16 without an activation", "bf16 behind an activation")
+"""What the three classes of a front's tiles are, in their order."""
+RESERVED = frozenset(
+    (
+        "arch",
+        "backend",
+        "overlap",
+        "rank",
+        "tp",
+        "workspace",
+        "counters",
+        "full_items",
+        "grid_x",
+        "grid_y",
+        "grid_z",
+        "m_tiles",
+        "norm_first_rows",
+        "num_items",
+        "num_partials",
+        "num_tokens",
+        "partials",
+        "sk_ipc",
+        "sk_max_seg",
+        "sk_total",
+        "up_col0",
+        "wait_record",
+        "weights_ahead",
+    )
+)
+"""What calls and launches call their own options and arguments: no operand can have one of these names."""
 
 
 def missing_parts(block: Block) -> tuple[str, ...]:
-    """What is declared and no body of a program does, in the order of the declaration.
-
-    A block that asks for nothing else must also have the names and the order of the one that is built in.
-    """
-    return tuple(dict.fromkeys(_missing(block))) or tuple(_other_names(block, read_block(block_file(BUILT_IN)), ""))
-
-
-def _other_names(got: Any, known: Any, where: str) -> Iterator[str]:
-    """Where two records differ, of which the second is built in; functions may be any that bodies have."""
-    if type(got) is type(known) and isinstance(got, tuple) and len(got) == len(known):
-        for index, (mine, other) in enumerate(zip(got, known, strict=True)):
-            yield from _other_names(mine, other, f"{where}.{index}")
-    elif type(got) is type(known) and dataclasses.is_dataclass(got):
-        for field in (field for field in dataclasses.fields(got) if field.name not in ("activation", "norm")):
-            mine, other = getattr(got, field.name), getattr(known, field.name)
-            yield from _other_names(mine, other, f"{where}.{field.name}" if where else field.name)
-    elif got != known:
-        yield f"{where} = {got!r}; {known!r} is built in (block {BUILT_IN})"
+    """What is declared and no body of a program does, in the order of the declaration; then names that are taken."""
+    return tuple(dict.fromkeys(_missing(block))) or tuple(_misnamed(block))
 
 
 def _missing(block: Block) -> Iterator[str]:
@@ -40,15 +50,51 @@ def _missing(block: Block) -> Iterator[str]:
     if forms != ["rows", "sum"]:
         yield f"stages of the forms {', '.join(forms)}; programs are written for one rows stage, then one sum stage"
     for stage in block.rows_stages:
-        if len(stage.products) != 3:
-            yield (f"{stage.name}: {len(stage.products)} products; bodies walk the tiles of three (fp32, plain, gated)")
         for product in stage.products:
             yield from (f"{stage.name}: {product.output}: {each}" for each in _of_product(product))
+        kinds = tuple(_kind(product) for product in stage.products)
+        if kinds != PRODUCTS:
+            yield f"{stage.name}: products that are {', '.join(kinds)}; bodies walk the tiles of {', '.join(PRODUCTS)}"
     for sum_stage in block.sum_stages:
-        if len(sum_stage.segments) != 2:
-            yield f"{sum_stage.name}: segments: {len(sum_stage.segments)}; bodies add two (a normed sum, an activation)"
         for segment in sum_stage.segments:
             yield from (f"{sum_stage.name}: {segment.weight}: {each}" for each in _of_segment(segment, block))
+        prepared = [segment.prepared is not None for segment in sum_stage.segments]
+        if prepared != [True, False]:
+            said = ", ".join("prepared" if each else "as given" for each in prepared)
+            yield f"{sum_stage.name}: segments whose operands are {said}; bodies add two, prepared and as given"
+
+
+def _kind(product: Product) -> str:
+    return f"{product.dtype} {'behind' if product.activation else 'without'} an activation"
+
+
+def _misnamed(block: Block) -> Iterator[str]:
+    """Names that programs, operators and the runtime can't take."""
+    (rows,), (total,) = block.rows_stages, block.sum_stages
+    for name, known in zip((rows.name, total.name), STAGE_NAMES, strict=True):
+        if name != known:
+            yield f"a stage named {name}; routes and operators call it {known}"
+    for got, known in (
+        *zip((rows.k, total.n), ("hidden", "hidden"), strict=True),
+        *zip((product.rows for product in rows.products), ("experts", "latent", "shared_intermediate"), strict=True),
+        *zip((segment.k for segment in total.segments), ("latent", "shared_intermediate"), strict=True),
+    ):
+        if got != known:
+            yield f"an extent named {got}; plans call it {known}"
+    yield from (
+        f"an operand named {name}, as calls and launches call what is their own" for name in _taken(rows, total)
+    )
+
+
+def _taken(rows: RowsStage, total: SumStage) -> list[str]:
+    names = [rows.input, total.output]
+    for product in rows.products:
+        names += [product.weight, product.output]
+    for segment in total.segments:
+        names += [segment.weight, segment.operand]
+        if segment.prepared is not None:
+            names += [segment.prepared.sum_of, segment.prepared.norm_weight, segment.prepared.result]
+    return sorted(RESERVED & set(names))
 
 
 def _of_product(product: Product) -> Iterator[str]:
@@ -70,20 +116,25 @@ def _of_product(product: Product) -> Iterator[str]:
 
 
 def _of_segment(segment: Segment, block: Block) -> Iterator[str]:
-    if segment.split != "k":
-        yield f"split = {segment.split!r}"
     prepared = segment.prepared
+    if segment.split == "rows" or (segment.split == "none" and prepared is None):
+        yield f"split = {segment.split!r}{'' if segment.split == 'rows' else ' of an operand as it is given'}"
     if prepared is None:
         if segment.operand not in {product.output for product in block.products}:
             yield f"an operand, {segment.operand}, that no product of the block writes"
-    elif not prepared.norm:
-        yield "a sum of partials without a norm"
-    elif not NORMS[_call(prepared.norm).function].in_bodies:
+        if segment.held == "whole":
+            yield "a weight that is held whole, of an operand as it is given"
+        return
+    if prepared.norm and not NORMS[_call(prepared.norm).function].in_bodies:
         yield f"the norm {_call(prepared.norm).function} behind a sum of partials"
-    elif not prepared.output:
-        yield "a normed sum that is not written"
-    elif segment.held == "slice" and segment.split == "k":
-        yield "a normed sum of which a rank holds its columns of the weight alone"
+    if prepared.norm and segment.split == "none":
+        yield "split = 'none' of a normed sum: the ranks' outputs do not add up to the norm of the whole"
+    if bool(prepared.norm) != prepared.output:
+        yield (
+            "a normed sum that is not written" if prepared.norm else "a sum of partials without a norm that is written"
+        )
+    if segment.held == "slice" and segment.split == "k":
+        yield "a prepared sum of which a rank holds its columns of the weight alone"
 
 
 def _call(text: str) -> Call:

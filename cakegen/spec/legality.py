@@ -13,7 +13,7 @@ from cakegen.errors import PlanError, SpecError
 from cakegen.model import DeviceFacts, Model, Target
 from cakegen.plan import Family, family_of, plan_route
 from cakegen.plan.records import GEMM_BLOCK_M
-from cakegen.plan.shape import BLOCK_M
+from cakegen.plan.shape import BLOCK_M, shared_columns
 from cakegen.plan.smem import BF16_BYTES
 from cakegen.rules import HopperTile
 
@@ -137,7 +137,9 @@ def _gemm_tile_faults(family: str, tiles: Sequence[HopperTile]) -> Iterator[str]
 
 def _slice_faults(model: Model, tp: int) -> Iterator[str]:
     """One rank's share of the latent and of the shared expert: whole, tiled, and addressable by a tensor map."""
-    for name, whole in (("latent", model.dims.latent), ("shared_intermediate", model.dims.shared_intermediate)):
+    dims = model.dims
+    latent = (("latent", dims.latent),) if dims.shares_latent else ()
+    for name, whole in (*latent, ("shared_intermediate", dims.shared_intermediate)):
         if whole % tp:
             yield (
                 f"targets: TP {tp} does not divide model.{name} = {whole} "
@@ -151,12 +153,13 @@ def _slice_faults(model: Model, tp: int) -> Iterator[str]:
                 f"map needs rows that are multiples of {TMA_ALIGN_BYTES} bytes ({TMA_ALIGN_BYTES // BF16_BYTES} "
                 "columns). Drop the degree"
             )
-    i_local, half_tile = model.dims.i_local(tp), BLOCK_M // 2
-    if model.dims.shared_intermediate % tp == 0 and i_local % half_tile:
+    i_local, rows = dims.i_local(tp), shared_columns(dims, BLOCK_M)
+    if dims.shared_intermediate % tp == 0 and i_local % rows:
+        what = "gate rows and their up rows" if dims.rows_stage.gated else "rows"
         yield (
-            f"targets: TP {tp} leaves {i_local} shared-expert columns a rank, which is not a multiple of {half_tile} "
-            f"({i_local} = {i_local // half_tile} * {half_tile} + {i_local % half_tile}; a shared tile is {half_tile} "
-            "gate rows and their up rows); drop the degree"
+            f"targets: TP {tp} leaves {i_local} shared-expert columns a rank, which is not a multiple of {rows} "
+            f"({i_local} = {i_local // rows} * {rows} + {i_local % rows}; a shared tile is {rows} {what}); drop the "
+            "degree"
         )
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from cakegen.emulator.launches.cases import Case
+from cakegen.emulator.launches.cases import Case, planned_call
 from cakegen.emulator.launches.launch import Options, emulate_plan
 from cakegen.emulator.machine.residency import LaunchShape
 from cakegen.emulator.text.translate import Program
 from cakegen.emulator.units.product_chains import add_nothing
-from cakegen.operands import STAGES, OperandSpec, shape_of
+from cakegen.operands import OperandSpec, shape_of
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry
-from cakegen.runtime.validate import Request, validate_front, validate_tail
+from cakegen.runtime.validate import Request
 from cakegen.timing.figures import DeviceFigures
 from cakegen.timing.machine import InOrder, LaunchTime, TimedMachine
 from cakegen.timing.pipes import MemorySystem
@@ -140,7 +140,7 @@ def _conclude(launches: tuple[tuple[str, LaunchTime], ...], figures: DeviceFigur
 
 def _request(registry: Registry, case: Case) -> tuple[Request, Plan]:
     """A request whose operands hold nothing in particular."""
-    model, stage = registry.model, STAGES[case.stage]
+    model, stage = registry.model, registry.model.dims.stages[case.stage]
     i_local = model.dims.i_local(case.tp)
 
     def made(spec: OperandSpec) -> torch.Tensor:
@@ -148,7 +148,4 @@ def _request(registry: Registry, case: Case) -> tuple[Request, Plan]:
         shape = shape_of(spec, model.dims, i_local=i_local, tokens=case.tokens, partials=case.partials)
         return torch.empty(shape, dtype=dtype)
 
-    operands: Mapping[str, torch.Tensor] = {spec.name: made(spec) for spec in stage.operands}
-    if case.stage == "front":
-        return validate_front(model, **operands), case.plan(model)
-    return validate_tail(model, **operands, tp=case.tp, rank=case.rank), case.plan(model)
+    return planned_call(model, case, {spec.name: made(spec) for spec in stage.operands})

@@ -26,7 +26,7 @@ struct Binding {
 //% endif
 //% endfor
     };
-//% if spec.role == "tail_norm"
+//% if spec.role in ("tail_norm", "tail_sum")
     static constexpr cake_host::Shape kShape = cake_host::row_grid(Cfg::kRowsPerCta);
 //% elif spec.role in ("front_gemm", "tail_gemm")
     static constexpr cake_host::Shape kShape = cake_host::${gemm_grid | ident}(Cfg::kBlockM);

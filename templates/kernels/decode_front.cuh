@@ -5,18 +5,23 @@
 #include "device/mbarrier.cuh"
 #include "device/memory.cuh"
 #include "device/tma.cuh"
+#include "kernels/activation.cuh"
 #include "kernels/decode_tile.cuh"
 #include "kernels/front_operands.cuh"
 
 namespace cake {
 
-// Which weight rows a CTA multiplies: kBlockM from `row` on, of which it stores those from `first` on. A shared tile
+// Which weight rows a CTA multiplies: kBlockM from `row` on, of which it stores those from `first` on. A halved tile
 // has kBlockM / 2 gate rows from `row` on and the matching up rows.
 struct Tile {
     TileClass kind;
     u32 row;
     u32 first;
 };
+
+// The class of halved tiles; without a gate no tile is of it.
+template <class Cfg>
+inline constexpr TileClass kHalved = kGated<Cfg> ? TileClass::kShared : TileClass::kNone;
 
 // Of narrow tiles the last of a class takes the last rows of the class: the part of a box that lies outside its tensor
 // is filled with zeros, and slowly.
@@ -35,7 +40,7 @@ __device__ __forceinline__ Tile tile_of(u32 index) {
         return tile_in<Cfg>(TileClass::kLatent, index - Cfg::kRouterTiles, Cfg::kBlockM, Cfg::kLatentCols);
     }
     const u32 shared = index - Cfg::kRouterTiles - Cfg::kLatentTiles;
-    return tile_in<Cfg>(TileClass::kShared, shared, Cfg::kBlockM / 2, Cfg::kSharedCols);
+    return tile_in<Cfg>(TileClass::kShared, shared, kGated<Cfg> ? Cfg::kBlockM / 2 : Cfg::kBlockM, Cfg::kSharedCols);
 }
 
 // Ring units of a rank: rank 0 owns [0, kRank0Units), rank 1 the rest.
@@ -50,7 +55,11 @@ __device__ __forceinline__ u32 unit_count(u32 rank) {
 
 template <class Cfg>
 __device__ __forceinline__ void load_weights(const FrontMaps& maps, const Tile& tile, u32 a, u32 chunk, u32 barrier) {
-    if (tile.kind == TileClass::kShared) {
+    if constexpr (!kGated<Cfg>) {
+        const TensorMap& shared_or_latent = tile.kind == TileClass::kShared ? maps.shared : maps.latent;
+        const TensorMap& weights = tile.kind == TileClass::kRouter ? maps.router : shared_or_latent;
+        tma_load_3d(a, weights, 0, tile.row, chunk, barrier);
+    } else if (tile.kind == TileClass::kShared) {
         tma_load_3d(a, maps.shared, 0, tile.row, chunk, barrier);
         constexpr u32 kGateBytes = Cfg::kChunksPerStage * Cfg::kChunkABytes / 2;
         tma_load_3d(a + kGateBytes, maps.shared, 0, Cfg::kSharedCols + tile.row, chunk, barrier);
@@ -149,9 +158,28 @@ __device__ __forceinline__ void store_latent(
         own_rows(staging, tile, 2), at.thread, out.latent, out.latent_pitch, tile.first, Cfg::kLatentCols, tokens);
 }
 
+// Every sum is one output.
+template <class Cfg>
+__device__ __forceinline__ void store_ungated(
+    Sums<Cfg>& sums, const Tile& tile, const Fragment& at, u32 staging, const FrontOutputs& out,
+    const TokenRange& tokens) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+        for (u32 i = 0; i < Cfg::kFinalTokens / 2; ++i) {
+            sums[half][i] = Cfg::Activation::template of<Cfg>(sums[half][i]);
+        }
+    }
+    stage_tile<Cfg>(sums, at, staging);
+    named_barrier_sync(Cfg::kMmaBarrier, 128);
+    store_staged<Cfg::kBlockM, 2>(
+        own_rows(staging, tile, 2), at.thread, out.shared_act, out.shared_act_pitch, tile.first, Cfg::kSharedCols,
+        tokens);
+}
+
 // The gate and the up value of one output sit in the same thread and register.
 template <class Cfg>
-__device__ __forceinline__ void store_shared(
+__device__ __forceinline__ void store_gated(
     Sums<Cfg>& sums, const Tile& tile, const Fragment& at, u32 staging, const FrontOutputs& out,
     const TokenRange& tokens) {
 #pragma unroll
@@ -176,8 +204,10 @@ __device__ __forceinline__ void store_tile(
         store_router<Cfg>(sums, tile, at, staging, out, tokens);
     } else if (tile.kind == TileClass::kLatent) {
         store_latent<Cfg>(sums, tile, at, staging, out, tokens);
+    } else if constexpr (kGated<Cfg>) {
+        store_gated<Cfg>(sums, tile, at, staging, out, tokens);
     } else {
-        store_shared<Cfg>(sums, tile, at, staging, out, tokens);
+        store_ungated<Cfg>(sums, tile, at, staging, out, tokens);
     }
 }
 

@@ -12,7 +12,7 @@
 
 namespace cake {
 
-// One stage. A shared tile's boxes hold 64 rows of all chunks of the stage, another tile's 128 rows; its gate rows and
+// One stage. A halved tile's boxes hold 64 rows of all chunks of the stage, another tile's 128 rows; its gate rows and
 // its up rows have an accumulator each.
 template <class Cfg>
 __device__ __forceinline__ void multiply_stage(const Tile& tile, u32 d, u32 a, u32 b, bool accumulate) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void multiply_stage(const Tile& tile, u32 d, u32 a, u
     for (u32 chunk = 0; chunk < Cfg::kChunksPerStage; ++chunk) {
         const u32 tokens = b + chunk * Cfg::kChunkBBytes;
         const bool add = accumulate || chunk > 0;
-        if (tile.kind == TileClass::kShared) {
+        if (tile.kind == kHalved<Cfg>) {
             const u32 gate = a + chunk * kHalfChunkBytes;
             multiply_chunk<Cfg, kHalfShape>(d, gate, tokens, add);
             multiply_chunk<Cfg, kHalfShape>(d + Cfg::kUpColumn, gate + Cfg::kStageABytes / 2, tokens, add);
@@ -61,9 +61,9 @@ __device__ __forceinline__ void finish(
     const Fragment at{threadIdx.x, warp_index(), lane_id()};
     // An earlier launch may still read the outputs. From here on waits are bounded.
     griddepcontrol_wait();
-    // A shared tile's halves are two accumulators of M = 64, which use the lower 16 lanes of each warp's 32 (PTX ISA
+    // A halved tile's halves are two accumulators of M = 64, which use the lower 16 lanes of each warp's 32 (PTX ISA
     // 9.7.16.10.5); another tile's are the lower and the upper 16 lanes of one of M = 128.
-    const u32 second = tile.kind == TileClass::kShared ? Cfg::kUpColumn : 16u << 16;
+    const u32 second = tile.kind == kHalved<Cfg> ? Cfg::kUpColumn : 16u << 16;
     Accumulators<Cfg> acc;
     take_accumulators<Cfg>(acc, at, second, smem, watch);
     if constexpr (Cfg::kClusterCtas == 2) {

@@ -11,20 +11,20 @@
 
 namespace cake {
 
-// The rows in which the MMAs of a narrow tile overlap are the first one's. Those of a shared tile, gate and up, have
+// The rows in which the MMAs of a narrow tile overlap are the first one's. Those of a halved tile, gate and up, have
 // kBlockM / 2 rows each, and read on into their neighbours'.
 template <class Cfg>
 __device__ __forceinline__ Fragment fragment_of(const Tile& tile) {
     const u32 warp = warp_index();
     if constexpr (kNarrow<Cfg>) {
         const bool in_half = 16 * warp < Cfg::kBlockM / 2;
-        const bool shared = tile.kind == TileClass::kShared;
+        const bool halved = tile.kind == kHalved<Cfg>;
         return {
             threadIdx.x,
             warp,
             lane_id(),
-            {!shared || in_half, shared ? in_half : Cfg::kHalfRows + 16 * warp >= 64},
-            static_cast<u32>(shared ? Cfg::kBlockM : 2 * Cfg::kHalfRows)};
+            {!halved || in_half, halved ? in_half : Cfg::kHalfRows + 16 * warp >= 64},
+            static_cast<u32>(halved ? Cfg::kBlockM : 2 * Cfg::kHalfRows)};
     } else {
         return {threadIdx.x, warp, lane_id()};
     }
@@ -36,10 +36,10 @@ template <class Cfg>
 __device__ __forceinline__ void accumulate(
     Accumulators<Cfg>& acc, Ring<Cfg>& ring, u32 units, const Tile& tile, const Fragment& at, u32 smem,
     const Watch& watch) {
-    const bool shared = tile.kind == TileClass::kShared;
-    // A box of a shared tile holds half of the rows of all chunks of a stage, gate or up; one of another tile all rows.
-    const u32 a_half = shared ? Cfg::kChunksPerStage * Cfg::kChunkABytes / 2 : Cfg::kHalfRows * Cfg::kBlockK * 2;
-    const u32 a_chunk = shared ? Cfg::kChunkABytes / 2 : Cfg::kChunkABytes;
+    const bool halved = tile.kind == kHalved<Cfg>;
+    // A box of a halved tile holds half of the rows of all chunks of a stage, gate or up; one of another tile all rows.
+    const u32 a_half = halved ? Cfg::kChunksPerStage * Cfg::kChunkABytes / 2 : Cfg::kHalfRows * Cfg::kBlockK * 2;
+    const u32 a_chunk = halved ? Cfg::kChunkABytes / 2 : Cfg::kChunkABytes;
     u32 previous_empty = 0;
     wgmma_pin(acc[0]);
     wgmma_pin(acc[1]);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void set_up(const FrontMaps& maps, u32 rank, u32 smem
         init_barriers<Cfg>(smem);
         publish_barriers<Cfg>(rank, smem);
     }
-    if constexpr (kNarrow<Cfg>) {
+    if constexpr (kNarrow<Cfg> && kGated<Cfg>) {
         clear_pads<Cfg>(smem);
     }
     __syncthreads();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/base.cuh"
+#include "kernels/activation.cuh"
 #include "kernels/front_operands.cuh"
 
 namespace cake {
@@ -20,7 +21,8 @@ __device__ __forceinline__ Columns columns_of(u32 n_tile) {
     if (n_tile < kRouterTiles + Cfg::kLatentTiles) {
         return {TileClass::kLatent, (n_tile - kRouterTiles) * Cfg::kBlockN};
     }
-    return {TileClass::kShared, (n_tile - kRouterTiles - Cfg::kLatentTiles) * (Cfg::kBlockN / 2)};
+    constexpr u32 kSharedTileCols = kGated<Cfg> ? Cfg::kBlockN / 2 : Cfg::kBlockN;
+    return {TileClass::kShared, (n_tile - kRouterTiles - Cfg::kLatentTiles) * kSharedTileCols};
 }
 
 }  // namespace cake

@@ -12,20 +12,21 @@
 
 namespace cake {
 
-// In a shared tile rank 0 takes the gate rows and rank 1 the up rows, so that column c and column c + kBlockN / 2 of
+// In a gated tile rank 0 takes the gate rows and rank 1 the up rows, so that column c and column c + kBlockN / 2 of
 // the sums belong together.
 template <class Cfg>
 __device__ __forceinline__ void load_weights(
     const FrontMaps& maps, const Columns& columns, u32 rank, u32 chunk, u32 destination, u32 full) {
-    if (columns.kind == TileClass::kShared) {
+    const bool is_shared = columns.kind == TileClass::kShared;
+    if (kGated<Cfg> && is_shared) {
         load_weight_rows<Cfg>(destination, maps.shared, 0, columns.first + rank * Cfg::kSharedCols, chunk, full);
     } else {
         const bool is_router = columns.kind == TileClass::kRouter;
         // As with tokens: half a tile past the end is the other half once more.
         const u32 row = columns.first + rank * kHalfCols<Cfg>;
-        const bool is_inside = row < (is_router ? Cfg::kRouterCols : Cfg::kLatentCols);
-        load_weight_rows<Cfg>(
-            destination, is_router ? maps.router : maps.latent, 0, is_inside ? row : columns.first, chunk, full);
+        const u32 class_cols = is_router ? Cfg::kRouterCols : is_shared ? Cfg::kSharedCols : Cfg::kLatentCols;
+        const TensorMap& map = is_router ? maps.router : is_shared ? maps.shared : maps.latent;
+        load_weight_rows<Cfg>(destination, map, 0, row < class_cols ? row : columns.first, chunk, full);
     }
 }
 
@@ -80,6 +81,16 @@ __device__ __forceinline__ void store_columns(
     } else if (columns.kind == TileClass::kLatent) {
         store_bf16_within(out.latent + row * out.latent_pitch, lower, Cfg::kLatentCols, sums[0]);
         store_bf16_within(out.latent + row * out.latent_pitch, lower + kHalfCols<Cfg>, Cfg::kLatentCols, sums[1]);
+    } else if constexpr (!kGated<Cfg>) {
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+            for (u32 i = 0; i < kStepCols; ++i) {
+                sums[half][i] = Cfg::Activation::template of<Cfg>(sums[half][i]);
+            }
+            const u32 column = lower + half * kHalfCols<Cfg>;
+            store_bf16_within(out.shared_act + row * out.shared_act_pitch, column, Cfg::kSharedCols, sums[half]);
+        }
     } else {
 #pragma unroll
         for (u32 i = 0; i < kStepCols; ++i) {

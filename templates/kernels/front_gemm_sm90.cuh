@@ -13,12 +13,12 @@
 
 namespace cake {
 
-// The first half of a shared tile is gate rows and the second their up rows, so that column c and column
+// The first half of a gated tile is gate rows and the second their up rows, so that column c and column
 // c + kBlockN / 2 of the accumulator belong together.
 template <class Cfg>
 __device__ __forceinline__ WeightRows weights_of(const FrontMaps& maps, const Columns& columns) {
     if (columns.kind == TileClass::kShared) {
-        return {&maps.shared, columns.first, Cfg::kSharedCols};
+        return {&maps.shared, columns.first, kGated<Cfg> ? Cfg::kSharedCols : Cfg::kBlockN / 2};
     }
     return {columns.kind == TileClass::kRouter ? &maps.router : &maps.latent, columns.first, Cfg::kBlockN / 2};
 }
@@ -77,6 +77,12 @@ __device__ __forceinline__ void store_block(
         store_router<Cfg>(acc, out, rows, row, columns.first, at);
     } else if (columns.kind == TileClass::kLatent) {
         store_rows<Cfg, Cfg::kBlockN>(acc, latent_of<Cfg>(out), rows, row, columns.first, at, smem);
+    } else if constexpr (!kGated<Cfg>) {
+#pragma unroll
+        for (u32 i = 0; i < Cfg::kBlockN / 2; ++i) {
+            acc[i] = Cfg::Activation::template of<Cfg>(acc[i]);
+        }
+        store_rows<Cfg, Cfg::kBlockN>(acc, shared_act_of<Cfg>(out), rows, row, columns.first, at, smem);
     } else {
         // The up value of a gate value sits half a tile of columns further, in the same thread.
 #pragma unroll

@@ -6,7 +6,7 @@
 namespace cake {
 
 // What the rows of the front's weights are, in their order in the tile space.
-enum class TileClass { kRouter, kLatent, kShared };
+enum class TileClass { kRouter, kLatent, kShared, kNone };
 
 struct FrontMaps {
     const TensorMap& router;

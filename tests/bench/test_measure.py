@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.bench.fakes import FakeClock, FakeProbe
+from support.models import kimi_k3_model
 
 from cakegen.bench import arms, host_cost, layer_chain, measure, rivals, session
 from cakegen.bench.measure import Bench, Settings, measure_rows
@@ -18,7 +19,6 @@ from cakegen.bench.products import Cublas
 from cakegen.bench.records import RowRecord
 from cakegen.bench.rows import Row
 from cakegen.errors import BenchError, LaunchError
-from cakegen.operands import TOLERANCES
 from cakegen.registry import load_registry
 from cakegen.runtime import LatentMoe
 
@@ -128,7 +128,7 @@ def test_chain_that_rounds_once_errs_less_than_one_that_rounds_between_its_kerne
     for name in ("separate", rivals.SEPARATE_FP32):
         arm = rivals.RIVALS[stage][name](case, pointwise)
         arm.call()
-        assert find_faults(arm.outputs, case.expected, rivals.tolerances_of(name)) == []
+        assert find_faults(arm.outputs, case.expected, rivals.tolerances_of(case.dims, name)) == []
         errors[name] = float((arm.outputs[output].double() - case.expected[output]).norm())
     assert errors["separate"] > 1.1 * errors[rivals.SEPARATE_FP32]
 
@@ -249,13 +249,15 @@ def test_operands_repeat_with_their_seed(moe: LatentMoe) -> None:
 def test_faults_count_nan_wrong_bits_and_large_errors() -> None:
     wanted = torch.ones(4, dtype=torch.float64)
     near = torch.tensor([1.0, 1.015, 1.03, float("nan")])
-    assert find_faults({"out": near}, {"out": wanted}, TOLERANCES) == [
+    assert find_faults({"out": near}, {"out": wanted}, kimi_k3_model().dims.tolerances) == [
         "out: 2 of 4 elements outside atol = rtol = 0.01"
     ]
     bits = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
     other = torch.tensor([1.0, 2.015625], dtype=torch.bfloat16)
-    assert find_faults({"y": bits}, {"y": bits.clone()}, TOLERANCES) == []
-    assert find_faults({"y": other}, {"y": bits}, TOLERANCES) == ["y: 1 of 2 elements outside equal bits"]
+    assert find_faults({"y": bits}, {"y": bits.clone()}, kimi_k3_model().dims.tolerances) == []
+    assert find_faults({"y": other}, {"y": bits}, kimi_k3_model().dims.tolerances) == [
+        "y: 1 of 2 elements outside equal bits"
+    ]
 
 
 def test_flush_check_compares_clean_dirty_and_rotation(bench: Bench) -> None:

@@ -194,6 +194,15 @@ def test_name_must_be_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert f"other/export.toml: name = '{TINY}'; it must be its folder's name" in result.stderr
 
 
+def test_name_of_a_small_model_must_be_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(paths.exports_root(), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "small" / "tiny_relu2_moe.toml").rename(tmp_path / "small" / "other.toml")
+    monkeypatch.setattr(paths, "exports_root", lambda: tmp_path)
+    result = run("export", "other", "--dest", tmp_path / "trees")
+    assert result.exit_code == 1
+    assert "small/other.toml: name = 'tiny_relu2_moe'; it must be its file's name" in result.stderr
+
+
 def test_list_prints_every_key_once(trees: Path) -> None:
     registry = load_registry(trees / TINY)
     lines = run("list", "--export", trees / TINY).output.splitlines()

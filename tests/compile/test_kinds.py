@@ -20,8 +20,9 @@ from cakegen.compile import CompileRequest, compile_ptx, request_for
 from cakegen.compile.nvrtc import load_nvrtc
 from cakegen.registry import Registry, load_registry
 
-# the same PTX is asked for twice
+# one worker compiles them all, once
 pytestmark = pytest.mark.xdist_group("kinds")
+
 EXPORTS = sorted(path.parent.name for path in paths.generated_root().glob("*/cake_jit.py"))
 
 

@@ -53,7 +53,7 @@ def test_only_a_clipped_map_renames_its_program(spec: ProgramSpec) -> None:
 
 def test_buffer_without_a_type_is_refused(spec: ProgramSpec) -> None:
     unknown = dataclasses.replace(spec, arg_plan=(("buffer", "scales"),))
-    message = r"tail_norm: buffer 'scales' has no C\+\+ type; those with one are logits, .*Add it to BUFFER_TYPES of"
+    message = r"tail_norm: buffer 'scales' has no C\+\+ type; those with one are logits, .*Name an operand of the block"
     with pytest.raises(EmitError, match=message):
         assert unknown.parameters
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -94,7 +95,8 @@ def test_every_constant_is_read(registry: Registry) -> None:
         code = re.sub(r"//.*", "", "".join((text, *map(registry.read, others))))
         constants = re.findall(r"static constexpr \w+ (k\w+) =", code)
         assert constants
-        unread = {name for name in constants if len(re.findall(rf"\b{name}\b", code)) == 1}
+        uses = Counter(re.findall(r"\w+", code))
+        unread = {name for name in constants if uses[name] == 1}
         assert unread == set(), f"{program.name} ({program.role}): {sorted(unread)}"
 
 

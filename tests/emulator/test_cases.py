@@ -10,7 +10,6 @@ import torch
 
 from cakegen.emulator.launches.cases import Case, compare_outputs, find_case, find_cases, make_operands
 from cakegen.model import Model
-from cakegen.operands import STAGES
 from cakegen.registry import Registry
 from cakegen.runtime.reference import reference_outputs
 
@@ -62,7 +61,7 @@ def answered(model: Model, case: Case) -> dict[str, torch.Tensor]:
     """Operands whose outputs hold what the reference gives, rounded as the contract says."""
     operands = make_operands(model, case)
     results = reference_outputs(case.stage, model.dims, operands, tp=case.tp, rank=case.rank)
-    return operands | {spec.name: results[spec.short] for spec in STAGES[case.stage].outputs}
+    return operands | {spec.name: results[spec.short] for spec in model.dims.stages[case.stage].outputs}
 
 
 @pytest.mark.parametrize("stage", ["front", "tail"])

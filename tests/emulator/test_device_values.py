@@ -1,7 +1,7 @@
 """The emulator against what an H200 computed, bit for bit: `benchmarks/h200/values.*`, written by `record_values.py`.
 
 Bits are compared whatever the program's text is by now; a case may differ only where `values_fell_back.tsv` names it.
-The programs of one TP degree by default; all programs, and the full size, with `-m long`.
+A case of each body by default; with `-m thorough` the programs of one TP degree, with `-m long` all, and the full size.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from support.emulator.bodies import current_rows
 from support.emulator.device_values import (
     FOLDER,
     RECORD_COMMAND,
@@ -39,8 +40,22 @@ PAGE = FOLDER.parents[1] / "docs" / "hopper-answers.md"
 OFTEN = [named for named in RECORDING.values if named.export == SMALL and named.case.tp == 8]
 
 
+def one_of_each_body() -> frozenset[Named]:
+    """Of the frequent cases the fewest whose launches have all the bodies that theirs have."""
+    bodies = {(row.arch, row.key): row.body for row in current_rows() if row.export == SMALL}
+    found: dict[str, Named] = {}
+    for named in OFTEN:
+        for launch in named.plan.launches:
+            found.setdefault(bodies[named.case.arch, launch.key], named)
+    return frozenset(found.values())
+
+
+QUICK = one_of_each_body()
+
+
 def param(named: Named) -> object:
-    return pytest.param(named, id=named.name, marks=() if named in OFTEN else pytest.mark.long)
+    marks = () if named in QUICK else pytest.mark.thorough if named in OFTEN else pytest.mark.long
+    return pytest.param(named, id=named.name, marks=marks)
 
 
 @functools.cache

@@ -42,10 +42,10 @@ def gemm_form(registry: Registry, case: Case) -> tuple[GemmForm, dict[str, int]]
     return gemm.form, dict(gemm.parameters)
 
 
-@pytest.mark.parametrize("extreme", ["late", pytest.param("early", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("extremes", [(), pytest.param(("early", "late"), marks=pytest.mark.thorough)], ids=len)
 @pytest.mark.parametrize("name", CASES)
 def test_uneven_number_of_row_tiles_gives_one_value_under_every_schedule(
-    registry: Registry, name: str, extreme: str
+    registry: Registry, name: str, extremes: tuple[str, ...]
 ) -> None:
     case, n_tiles, is_cut = CASES[name]
     form, parameters = gemm_form(registry, case)
@@ -53,7 +53,7 @@ def test_uneven_number_of_row_tiles_gives_one_value_under_every_schedule(
     assert parameters["m_tiles"] % 2 == 1
     assert parameters["full_items"] + parameters["sk_total"] // form.num_k == tiles
     assert (parameters["sk_total"] > 0) == is_cut
-    same_under_all_schedules(registry, case, extremes=(extreme,))
+    same_under_all_schedules(registry, case, extremes=extremes)
 
 
 @pytest.mark.parametrize("tokens", [257, 384])

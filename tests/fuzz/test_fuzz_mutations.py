@@ -15,6 +15,8 @@ from support.fuzz.formats import CORPUS, FORMATS, TAKEN, mutation, run_mutations
 DEFAULT_MUTATIONS = 300
 MUTATIONS = int(os.environ.get("CAKEGEN_FUZZ_MUTATIONS", DEFAULT_MUTATIONS))
 THOROUGH_MUTATIONS, LONG_MUTATIONS = 2000, 100_000
+# of the thorough ones, so many are a test
+PART = 425
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -28,10 +30,13 @@ def test_mutations_are_read_or_refused(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "numbers",
     [
-        pytest.param(range(MUTATIONS, THOROUGH_MUTATIONS), marks=pytest.mark.thorough),
+        *(
+            pytest.param(range(first, min(first + PART, THOROUGH_MUTATIONS)), marks=pytest.mark.thorough)
+            for first in range(MUTATIONS, THOROUGH_MUTATIONS, PART)
+        ),
         pytest.param(range(LONG_MUTATIONS), marks=pytest.mark.long),
     ],
-    ids=len,
+    ids=lambda numbers: f"{numbers.start}-{numbers.stop}",
 )
 @pytest.mark.parametrize("name", FORMATS)
 def test_many_mutations_are_read_or_refused(name: str, numbers: range, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_small_tokens_keep_the_floor_of_the_ring(kimi: Model, h200: DeviceFacts)
 
 def test_every_decision_names_its_rule(kimi: Model, h200: DeviceFacts) -> None:
     derived = {"stage", "tp", "router_tiles", "latent_tiles", "shared_tiles", "k2_chunks", "k1_cols", "out_cols"}
-    derived |= {"landing_bytes"}
+    derived |= {"landing_bytes", "gated"}
     # a field that several rules decide is read through the property that each is about
     of_sharing = {"cluster_ctas", "token_parts", "grid_ctas"}
     of_norm = {"fused_norm", "resident_b", "staged_rows", "needs_residency"}

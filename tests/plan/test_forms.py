@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+import pytest
 from support.models import (
     hopper,
     kimi_k3_model,
@@ -61,6 +62,7 @@ def decode_forms(model: Model, counts: Iterable[int]) -> set[Hashable]:
     return {form for form in found if isinstance(form, tuple) and not form[0].startswith("gemm")}
 
 
+@pytest.mark.thorough
 def test_tiny_reaches_every_hopper_decode_form() -> None:
     kimi, tiny = kimi_k3_model(), tiny_model()
     # 40 SMs: a part of the device, where the large model's norm is a launch of its own
@@ -75,6 +77,7 @@ def test_tiny_reaches_every_hopper_decode_form() -> None:
     assert ragged_pairs
 
 
+@pytest.mark.thorough
 def test_tiny_reaches_every_hopper_prefill_form() -> None:
     kimi, tiny = short_decode(kimi_k3_model()), short_decode(tiny_model())
     tokens = range(256, 16385, 128)

@@ -15,16 +15,16 @@ from cakegen.registry import Registry
 from cakegen.runtime import control, device, driver, programs, streams, workspace
 
 
-@pytest.fixture
-def quick_collections() -> Iterator[None]:
-    """`gc.collect` looks at what the test makes, not at all that other tests of the process left behind."""
+@pytest.fixture(scope="module", autouse=True)
+def older_objects_set_aside() -> Iterator[None]:
+    """A collection looks at what these tests made, and not at the plans and programs of all tests before them."""
     gc.freeze()
     yield
     gc.unfreeze()
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, quick_collections: None) -> Machine:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine with fake H200s; nothing of it outlives the test."""
     fake = Machine(FakeDriver(), FakeCompiler())
     monkeypatch.setattr(driver, "bindings", lambda: fake.driver)

@@ -265,6 +265,25 @@ def test_unknown_backends_are_refused_in_words(machine: Machine, tiny_registry: 
                 moe.prepare_front(**operands, backend=backend, overlap=odd)
 
 
+def test_call_without_its_operands_is_refused_with_their_names(tiny_registry: Registry) -> None:
+    moe, operands = LatentMoe(tiny_registry), front_operands(MODEL, 2, 5)
+    x, *others = operands.values()
+    with pytest.raises(
+        TypeError, match=r"^front: takes x, gate_weight, .* by position or by name; got 1 by position of"
+    ):
+        moe.prepare_front(x, backend="reference")
+    with pytest.raises(TypeError, match=r"at most 7\. given twice: x$"):
+        moe.prepare_front(x, *others, x=x, backend="reference")
+    with pytest.raises(TypeError, match=r"unknown: bias$"):
+        moe.prepare_front(**operands, bias=x, backend="reference")
+    tail = tail_operands(MODEL, 2, 5)
+    workspace = tail.pop("y_workspace")
+    with pytest.raises(TypeError, match=r"and y_workspace by name; .*missing: y_workspace$"):
+        moe.prepare_tail(**tail, tp=2, rank=0, backend="reference")
+    with pytest.raises(TypeError, match=r"^tail: takes .*got 7 by position of at most 6"):
+        moe.prepare_tail(*tail.values(), workspace, tp=2, rank=0, backend="reference")
+
+
 def test_refused_operand_is_a_value_error_and_a_wrong_kind_a_type_error(tiny_registry: Registry) -> None:
     """As the published operation refuses, and as whoever wraps another library's call expects."""
     moe, operands = LatentMoe(tiny_registry), front_operands(MODEL, 2, 5)

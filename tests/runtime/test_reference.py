@@ -13,7 +13,7 @@ from support.runtime.operands import front_operands, tail_operands
 from cakegen.errors import LaunchError
 from cakegen.functions import ACTIVATIONS
 from cakegen.model import NamedFunction
-from cakegen.runtime.activations import GATED, activate
+from cakegen.runtime.activations import FUNCTIONS, activate
 from cakegen.runtime.reference import ieee_sqrt, reference_front, reference_norm, reference_tail
 
 BF16 = torch.bfloat16
@@ -95,21 +95,38 @@ def test_situ_is_its_formula() -> None:
     np.testing.assert_allclose(activate(kimi_k3_model().dims.activation, gate, up).numpy(), expected, rtol=1e-14)
 
 
-@pytest.mark.parametrize("name", sorted(GATED))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_activation_is_the_formula_that_blocks_print(name: str) -> None:
     declared = ACTIVATIONS[name]
     numbers = tuple(1.5 + index for index, _ in enumerate(declared.parameters))
     gate = torch.linspace(-9, 9, 41, dtype=torch.float64)
     up = torch.linspace(4, -30, 41, dtype=torch.float64)
     names = {parameter.name: number for parameter, number in zip(declared.parameters, numbers, strict=True)}
-    names |= {"g": gate, "u": up, "pi": math.pi, "sqrt": math.sqrt, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+    names |= {
+        "max": lambda values, least: values.clamp(min=least),
+        "g": gate,
+        "u": up,
+        "pi": math.pi,
+        "sqrt": math.sqrt,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+    }
     expected = eval(declared.formula.replace("^", "**"), names)
-    torch.testing.assert_close(activate(NamedFunction(name, numbers), gate, up), expected)
+    operands = (gate, up) if declared.gated else (up,)
+    torch.testing.assert_close(activate(NamedFunction(name, numbers), *operands), expected)
     assert declared.functor
 
 
+def test_activation_rounds_inside_where_it_is_declared_so() -> None:
+    """In fp32, to bf16; fp64 is what programs are compared with, and rounded nowhere."""
+    up = torch.tensor([1.0039, -2.0, 3.3333], dtype=torch.float32)
+    relu2 = NamedFunction("relu2", ())
+    assert activate(relu2, up).tolist() == [value**2 if value > 0 else 0.0 for value in up.to(BF16).tolist()]
+    assert activate(relu2, up.double()).tolist() == [max(value, 0.0) ** 2 for value in up.double().tolist()]
+
+
 def test_functor_of_an_activation_has_a_reference() -> None:
-    assert {name for name, activation in ACTIVATIONS.items() if activation.functor} == set(GATED)
+    assert {name for name, activation in ACTIVATIONS.items() if activation.functor} == set(FUNCTIONS)
 
 
 def test_reference_front_in_fp64_agrees_with_rounded_fp32() -> None:

@@ -47,7 +47,7 @@ def model_toml(model: Model) -> str:
     head["block"] = "latent_moe"
     head["requests"] = {"max_tokens": model.max_tokens, "max_partials": model.max_partials}
     lines = [_assignment(key, value) for key, value in head.items()]
-    dims = {key: value for key, value in literal["dims"].items() if key != "activation"}
+    dims = {key: value for key, value in literal["dims"].items() if key not in ("activation", "block")}
     dims |= zip(("situ_beta", "situ_linear_beta"), model.dims.activation.numbers, strict=True)
     lines += ["", "[model]", *_assignments(dims)]
     lines += [line for target in literal["targets"] for line in ("", "[[targets]]", *_assignments(target))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from cakegen.emulator.launches.stream import LaunchReport
 from cakegen.emulator.text.translate import Program
 from cakegen.errors import EmulationError, PlanError
 from cakegen.model import DeviceFacts, Model, Target
-from cakegen.operands import FRONT, STAGES, TAIL, TOLERANCES, OperandSpec, shape_of
+from cakegen.operands import OperandSpec, shape_of
 from cakegen.plan import family_of, plan_route
 from cakegen.plan.records import DecodeForm, Plan
 from cakegen.registry import Registry
@@ -173,7 +173,7 @@ def emulate_case(
         The request, the plan or a program is refused.
     """
     operands = make_operands(registry.model, case, operand_seed)
-    request, plan = _call(registry.model, case, operands)
+    request, plan = planned_call(registry.model, case, operands)
     launches = emulate_plan(registry, request, plan, options, on_progress=on_progress, load=load)
     return _report(registry.model, case, operands, launches)
 
@@ -192,14 +192,23 @@ def emulate_chain(
     model = registry.model
     other = dataclasses.replace(case, stage="tail" if case.stage == "front" else "front", rank=0)
     before, operands = make_operands(model, other, 1), make_operands(model, case)
-    given = {spec.name for spec in STAGES[case.stage].inputs} & {spec.name for spec in STAGES[other.stage].outputs}
-    operands |= {name: before[name] for name in given} or {FRONT.tokens.name: before[TAIL.output.name]}
-    own = _call(model, case, operands)
-    launches = emulate_calls(registry, [_call(model, other, before), own, own], options, overlap=True, load=load)
+    dims, stages = model.dims, model.dims.stages
+    given = {spec.name for spec in stages[case.stage].inputs} & {spec.name for spec in stages[other.stage].outputs}
+    follows = dims.sum_stage.output.name
+    operands |= {name: before[name] for name in given} or {dims.rows_stage.tokens.name: before[follows]}
+    own = planned_call(model, case, operands)
+    launches = emulate_calls(registry, [planned_call(model, other, before), own, own], options, overlap=True, load=load)
     return _report(model, case, operands, launches)
 
 
-def _call(model: Model, case: Case, operands: dict[str, torch.Tensor]) -> tuple[Request, Plan]:
+def planned_call(model: Model, case: Case, operands: Mapping[str, torch.Tensor]) -> tuple[Request, Plan]:
+    """A case's request on some operands, and its plan.
+
+    Raises
+    ------
+    CakeError
+        An operand or the request is refused.
+    """
     if case.stage == "front":
         return validate_front(model, **operands), case.plan(model)
     return validate_tail(model, **operands, tp=case.tp, rank=case.rank), case.plan(model)
@@ -209,7 +218,7 @@ def _report(
     model: Model, case: Case, operands: dict[str, torch.Tensor], launches: tuple[LaunchReport, ...]
 ) -> CaseReport:
     errors, problems = compare(model, case, operands)
-    outputs = {spec.name: operands[spec.name].clone() for spec in STAGES[case.stage].outputs}
+    outputs = {spec.name: operands[spec.name].clone() for spec in model.dims.stages[case.stage].outputs}
     return CaseReport(launches, errors, tuple(problems), outputs)
 
 
@@ -242,8 +251,8 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
     Their bits depend on nothing but the arguments.
     """
     dims, make = model.dims, _Draw(seed)
-    i_local, tokens, stage = dims.i_local(case.tp), case.tokens, STAGES[case.stage]
-    gated = {product.weight for product in FRONT.products if product.gated}
+    i_local, tokens, stage = dims.i_local(case.tp), case.tokens, dims.stages[case.stage]
+    activated = {product.weight for product in dims.rows_stage.activated}
 
     def weights(*shape: int) -> torch.Tensor:
         return make.normal(*shape).mul_(shape[-1] ** -0.5).to(torch.bfloat16)
@@ -263,8 +272,8 @@ def make_operands(model: Model, case: Case, seed: int = 0) -> dict[str, torch.Te
         if spec.kind == "vector":
             return make.normal(cols).to(torch.bfloat16)
         if spec.kind == "weight":
-            # gate and up rows give twice as much: an activation's branches then reach their bounds
-            return weights(*outer, cols) * (2 if spec in gated else 1)
+            # an activation's rows give twice as much: its branches then reach their bounds
+            return weights(*outer, cols) * (2 if spec in activated else 1)
         return rows(cols, *outer[:-1])
 
     return {spec.name: made(spec) for spec in stage.operands}
@@ -314,8 +323,8 @@ def compare_outputs(model: Model, case: Case, operands: dict[str, torch.Tensor])
     """Each output of a case beside what fp64 gives for its inputs; operands by name, on any one device."""
     exact = reference_outputs(case.stage, model.dims, operands, tp=case.tp, rank=case.rank, dtype=torch.float64)
     return [
-        _compare_output(spec.short, operands[spec.name], exact[spec.short], TOLERANCES[spec.short])
-        for spec in STAGES[case.stage].outputs
+        _compare_output(spec.short, operands[spec.name], exact[spec.short], model.dims.tolerances[spec.short])
+        for spec in model.dims.stages[case.stage].outputs
     ]
 
 

@@ -22,7 +22,6 @@ from cakegen.emulator.text.parse import parse_kernel
 from cakegen.emulator.text.translate import Program
 from cakegen.emulator.units.tensor_core import multiply_add_hopper, multiply_add_wide
 from cakegen.errors import EmulationError
-from cakegen.operands import STAGES
 from cakegen.plan import control_words, partials_elems
 from cakegen.plan.records import Launch, Plan
 from cakegen.registry import Program as ProgramRecord
@@ -153,13 +152,15 @@ def emulate_calls(
         if request.device.type != "cpu":
             raise EmulationError(f"{request.stage}: the emulator works on CPU tensors; got {request.device}")
     with torch.no_grad():
-        scratch = _Scratch([plan for _, plan in calls])
-        operands = [operand for request, _ in calls for operand in request.operands.values()]
+        scratch, rooms = _Scratch([plan for _, plan in calls]), [_room(request) for request, _ in calls]
+        held = [request.placed(room.ctypes.data) for (request, _), room in zip(calls, rooms, strict=True)]
+        operands = [operand for each in held for operand in each.values()]
         space = AddressSpace([*((each.address, each.end - each.address) for each in operands), *scratch.spans])
-        buffers = [*_operand_buffers([request for request, _ in calls], space), *scratch.buffers(space)]
+        written = [_written(request) for request, _ in calls]
+        buffers = [*_operand_buffers(list(zip(held, written, strict=True)), space), *scratch.buffers(space)]
     queue: list[QueuedLaunch] = []
     for number, (request, plan) in enumerate(calls):
-        placed = {name: replace(each, address=space[each.address]) for name, each in request.operands.items()}
+        placed = {name: replace(each, address=space[each.address]) for name, each in held[number].items()}
         addresses = {name: each.address for name, each in placed.items()}
         addresses |= {name: space[address] for name, address in scratch.addresses(number).items()}
         context = _Call(registry, request, plan.device.arch, placed, addresses, options, on_progress)
@@ -225,19 +226,37 @@ def _aligned(count: int, dtype: type) -> np.ndarray:
     return raw[start : start + size].view(dtype)
 
 
-def _operand_buffers(requests: Sequence[Request], space: AddressSpace) -> list[Buffer]:
+def _room(request: Request) -> np.ndarray:
+    """Memory for the operand of a request that has none, full of NaN."""
+    room = _aligned(request.room_bytes, np.uint8)
+    room.fill(0xFF)
+    return room
+
+
+def _written(request: Request) -> list[str]:
+    """Names of what a call writes: its outputs, and what it prepares for itself."""
+    outputs = {id(tensor) for tensor in request.outputs}
+    names = [name for name, tensor in request.tensors.items() if id(tensor) in outputs]
+    return names if request.unplaced is None else [*names, request.unplaced.name]
+
+
+def _operand_buffers(calls: Sequence[tuple[Mapping[str, Operand], list[str]]], space: AddressSpace) -> list[Buffer]:
     """One allocation a matrix: what one call writes and a later one reads is an output.
 
     Inputs may share bytes; those that do are one allocation.
+
+    Parameters
+    ----------
+    calls
+        The operands of each, and the names of what it writes.
     """
     outputs: dict[int, Buffer] = {}
     inputs: list[_Input] = []
-    for request in requests:
-        names = [spec.name for spec in STAGES[request.stage].outputs]
+    for operands, names in calls:
         for name in names:
-            operand = request.operands[name]
+            operand = operands[name]
             outputs[operand.address] = _buffer(name, operand.address, operand_extents(operand), space, output=True)
-        for name, operand in request.operands.items():
+        for name, operand in operands.items():
             if name not in names:
                 inputs = _with_input(inputs, _Input((name,), operand.address, operand_extents(operand)))
     reads = [
@@ -306,7 +325,7 @@ class _Call:
         """A launch with its arguments bound."""
         record = self.registry.program(launch.key)
         attributes, own = decide_overlap(launch, record.launch, overlap)
-        parameters = run_parameters(self.request) | own
+        parameters = run_parameters(self.request, self.operands) | own
         arguments = bind_arguments(record, self.operands, self.addresses, parameters)
 
         def make(memory: GlobalMemory) -> Machine:

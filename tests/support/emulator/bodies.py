@@ -109,10 +109,11 @@ def every_key() -> Iterator[tuple[Registry, str, str]]:
                     yield registry, arch, key
 
 
-def compiled_rows(known: Iterable[Body] = ()) -> list[Body]:
+def compiled_rows(known: Iterable[Body] = (), keys: Iterable[tuple[Registry, str, str]] | None = None) -> list[Body]:
     """A row for every key: the known one of the same program, or one from the compiler, run once a program."""
     bodies = {(row.arch, row.program): row.body for row in known}
-    places = [(registry, arch, key, program_digest(registry, key)) for registry, arch, key in every_key()]
+    chosen = every_key() if keys is None else keys
+    places = [(registry, arch, key, program_digest(registry, key)) for registry, arch, key in chosen]
     lacking = {(arch, digest): (registry, arch, key) for registry, arch, key, digest in places}
     lacking = {program: place for program, place in lacking.items() if program not in bodies}
     with ThreadPoolExecutor(2) as pool:

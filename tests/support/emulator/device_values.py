@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.models import kimi_k3_model
 
 from cakegen.emulator.launches.cases import ARCH, Case, find_cases, make_operands
-from cakegen.operands import TOLERANCES
 from cakegen.plan.records import Plan
 from cakegen.registry import Registry, load_registry
 from cakegen.rules import HopperTile
@@ -202,7 +202,7 @@ def problems_of(got: Values, recorded: Values, *, fell_back: bool = False) -> li
     Every output has the bits of the recording, but for a few steps of `shared_act`. A case that fell back adds up in
     another order, within the contract's tolerances; `y` has its bits even then, since they are part of the contract.
     """
-    problems = []
+    problems, tolerances = [], kimi_k3_model().dims.tolerances
     for output in differing_outputs(got, recorded):
         ours, theirs = got.samples[output], recorded.samples[output]
         steps = np.abs(ours.astype(np.int64) - theirs)
@@ -211,7 +211,7 @@ def problems_of(got: Values, recorded: Values, *, fell_back: bool = False) -> li
         if output == "y_workspace" or not fell_back:
             found = f"{int((steps != 0).sum())} of {steps.size} sampled elements, by up to {steps.max()} ulp"
             problems.append(f"{output} has other bits: {found}")
-        elif not np.allclose(floats_of(ours), floats_of(theirs), rtol=TOLERANCES[output], atol=TOLERANCES[output]):
+        elif not np.allclose(floats_of(ours), floats_of(theirs), rtol=tolerances[output], atol=tolerances[output]):
             problems.append(f"{output} differs by up to {np.abs(floats_of(ours) - floats_of(theirs)).max():.3g}")
     return problems
 
