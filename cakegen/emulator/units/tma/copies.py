@@ -95,6 +95,8 @@ class Landing(Pending):
         if shared.exited:
             raise Fault("exit", f"{self.what} lands in a CTA that has exited")
         self._store()
+        if self.source is not None and isinstance(self.source.buffer, SharedMemory):
+            self.source.buffer.end_read(self.source.granules())
         self.cta.landings -= 1
         self._publish()
         self.barrier_cta.complete_bytes(self.barrier_offset, sum(size for _, size in self.spans))
@@ -125,7 +127,8 @@ class NarrowLanding(Landing):
         yield self.starts // self.width, self.width
 
     def _store(self) -> None:
-        self.cta.shared.end_copy(self.starts, self.fetch())
+        self.write(self.cta.shared.data, self.fetch())
+        self.cta.shared.end_copy(self.starts, self.width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +149,15 @@ def linear_write(start: int) -> Callable[[Array, Array], None]:
 
     def write(shared: Array, data: Array) -> None:
         shared[start : start + data.size] = data
+
+    return write
+
+
+def rows_write(starts: Array, width: int) -> Callable[[Array, Array], None]:
+    """Rows of `width` bytes go to their starts."""
+
+    def write(shared: Array, data: Array) -> None:
+        shared.reshape(-1, width)[starts // width] = data
 
     return write
 
@@ -213,7 +225,6 @@ def shared_landing(
     shared.begin_read(granules, what)
 
     def fetch() -> Array:
-        shared.end_read(granules)
         return shared.data[source : source + num_bytes]
 
     read = Source(shared, lambda: granules)
@@ -229,7 +240,7 @@ def store_landing(cta: Cta, starts: Array, rows: Array, barrier_offset: int, whe
             ((int(starts.min()), rows.size),),
             barrier_offset,
             lambda: rows,
-            linear_write(0),
+            rows_write(starts, width),
             "the st.async",
             where,
             generic=True,
@@ -241,9 +252,7 @@ def store_landing(cta: Cta, starts: Array, rows: Array, barrier_offset: int, whe
     cuts = np.flatnonzero(np.diff(starts) != GRANULE) + 1
     spans = tuple((int(part[0]), int(part.size) * GRANULE) for part in np.split(starts, cuts))
 
-    def write(shared: Array, data: Array) -> None:
-        shared.reshape(-1, GRANULE)[starts // GRANULE] = data
-
+    write = rows_write(starts, GRANULE)
     return Landing(cta, spans, barrier_offset, lambda: rows, write, "the st.async", where, generic=True)
 
 
