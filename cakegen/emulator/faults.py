@@ -35,8 +35,8 @@ class Fault(EmulationError):
     ----------
     kind
         A short name that tests and filters use: `out-of-bounds`, `unwritten-read`, `pending-write`, `pending-read`,
-        `barrier`, `deadlock`, `trap`, `divergence`, `descriptor`, `exit`, `output`, `race`, `proxy`, `programmatic`;
-        of Blackwell `tensor-memory`, `fence`, `launch-control`.
+        `barrier`, `deadlock`, `trap`, `divergence`, `descriptor`, `exit`, `output`, `race`, `proxy`, `programmatic`,
+        `assert`; of Blackwell `tensor-memory`, `fence`, `launch-control`.
     message
         What was done to what, with numbers.
     """

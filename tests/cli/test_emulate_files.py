@@ -134,7 +134,7 @@ def test_tensor_map_that_no_driver_takes_is_wrong_input(tmp_path: Path) -> None:
 
 
 def test_what_is_not_modelled_ends_with_status_3(tmp_path: Path) -> None:
-    result = run_written(tmp_path, 'asm("mov.u32 %0, %%pm0;" : "=r"(x[threadIdx.x]));')
+    result = run_written(tmp_path, 'unsigned y; asm volatile("mov.u32 %0, %%pm0;" : "=r"(y)); x[threadIdx.x] = y;')
     assert (result.exit_code, "is not modelled" in result.output) == (3, True), result.output
 
 

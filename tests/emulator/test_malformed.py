@@ -115,8 +115,8 @@ def test_malformed_instruction_that_runs_outside_of_blocks_is_refused_with_its_l
 
 
 def test_variable_of_the_module_that_is_not_modelled_is_no_malformed_text() -> None:
-    text = module(".reg .b64 %r1; mov.u64 %r1, table; ret;", head=".global .align 4 .b8 table[16];")
-    with pytest.raises(EmulationError, match=r"variable table of the module's \.global or \.const is") as caught:
+    text = module(".reg .b64 %r1; mov.u64 %r1, table; ret;", head=".global .align 8 .u64 table[2] = {0, other};")
+    with pytest.raises(EmulationError, match=r"table starts with 'other'; only numbers are modelled") as caught:
         program_of(text, "k")
     assert not isinstance(caught.value, PtxError)
 

@@ -13,6 +13,7 @@ from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine import reports, synchronise
 from cakegen.emulator.machine.adversary import Adversary, ReadyWarps
 from cakegen.emulator.machine.memory import PARAM_WINDOW, SHARED_START, GlobalMemory
+from cakegen.emulator.machine.module_memory import place_variables
 from cakegen.emulator.machine.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.machine.warp import Strand, Warp
 from cakegen.emulator.order.access_order import AccessOrder
@@ -102,6 +103,7 @@ class Machine:
         self._converging = self.program.converging
         self._fresh = [np.full(32, 0xA5A5A5A5, "u4").astype(BANK_TYPES[bank]) for bank in kernel.banks]
         self._lay_out_shared()
+        self.variables = place_variables(kernel, self.memory)
         self.clocks = self._watch_memory() if self.checks else None
         self.prerequisite = Prerequisite()
         limit = self.adversary.residency(self.shape.clusters, self.shape.cooperative)

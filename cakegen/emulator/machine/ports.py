@@ -92,6 +92,10 @@ class WarpHost(Wakes, Watches, HasMemory, ProductHost, Protocol):
         """Variable in shared memory -> its offset."""
 
     @property
+    def variables(self) -> Mapping[str, int]:
+        """Variable of the module in global memory -> its address."""
+
+    @property
     def elect_salt(self) -> int:
         """Which lane `elect.sync` takes, modulo the active ones."""
 

@@ -30,6 +30,7 @@ from cakegen.emulator.units.wgmma.issue import WgmmaUnit
 
 Lanes = NDArray[Any]
 _ALL = b"\x01" * 32
+_POISON = 0xA5
 
 
 @dataclass(eq=False)
@@ -78,6 +79,11 @@ class Warp:
         self.cluster_ticket = -1
         self.thread: WarpOrder | None = None
         self._specials: dict[str, Lanes] = {}
+
+    @functools.cached_property
+    def local(self) -> NDArray[np.uint8]:
+        """Its lanes' own memory: `[32, bytes]`, poison at first."""
+        return np.full((32, self.machine.kernel.local_bytes), _POISON, np.uint8)
 
     @property
     def done(self) -> bool:
@@ -150,7 +156,10 @@ class Warp:
         return np.full(32, self.machine.read_clock(), np.uint64)
 
     def symbol(self, name: str) -> Lanes:
-        """Shared-window address of a variable, with the CTA's rank."""
+        """Address of a variable: in global memory, or in the shared window with the CTA's rank."""
+        address = self.machine.variables.get(name)
+        if address is not None:
+            return np.full(32, address, np.uint64)
         offset = self.machine.shared_symbols[name]
         return np.full(32, offset | self.cta.shared.rank << 24, np.uint32)
 

@@ -13,6 +13,8 @@ MOST_PARAMETER_BYTES = 32764
 """Of a kernel (PTX ISA 4.5, .param)."""
 MOST_SHARED_BYTES = 232448
 """Of a CTA on the largest device (CUDA C++ Programming Guide, compute capabilities)."""
+MOST_LOCAL_BYTES = 1 << 19
+"""Of a thread (CUDA C++ Programming Guide, compute capabilities)."""
 MOST_REGISTERS = 1 << 18
 _MOST_ALIGN = 1024
 
@@ -21,6 +23,9 @@ _PARAMETER = re.compile(
     r"(?:\.ptr\s+(?:\.(?!align)\w+\s+)?(?:\.align\s+\d+\s+)?)?([\w$]+)\s*(?:\[\s*(\d+)\s*\])?"
 )
 _SHARED = re.compile(r"\.shared\s+(?:\.align\s+(\d+)\s+)?\.[bsuf](8|16|32|64|128)\s+([\w$]+)\s*((?:\[\s*\d*\s*\]\s*)*)")
+_LOCAL = re.compile(
+    r"\.(?:local|param)\s+(?:\.align\s+(\d+)\s+)?\.[bsuf](8|16|32|64|128)\s+([\w$]+)\s*((?:\[\s*\d+\s*\]\s*)*)"
+)
 _BRACES = re.compile(r"[{}]")
 
 
@@ -73,6 +78,25 @@ def parse_shared(text: str, line: int) -> SharedVariable | None:
     if total > MOST_SHARED_BYTES:
         raise PtxError(f"PTX line {line}: {name} has {total} bytes; a CTA has at most {MOST_SHARED_BYTES}")
     return SharedVariable(name, _alignment(align, item, line), total)
+
+
+def parse_local(text: str, line: int) -> tuple[str, int, int] | None:
+    """(name, alignment, bytes) of a `.local` variable, or of a call's `.param`, without the semicolon; None: neither.
+
+    Raises
+    ------
+    PtxError
+        Its size or alignment is none that a thread has.
+    """
+    match = _LOCAL.fullmatch(text.strip())
+    if match is None:
+        return None
+    align, bits, name, dims = match.groups()
+    item = int(bits) // 8
+    total = item * math.prod(_number(extent, line) for extent in re.findall(r"\[\s*(\d+)\s*\]", dims))
+    if not 0 < total <= MOST_LOCAL_BYTES:
+        raise PtxError(f"PTX line {line}: {name} has {total} bytes; a thread has at most {MOST_LOCAL_BYTES}")
+    return name, _alignment(align, item, line), total
 
 
 def module_variables(head: str, used: Iterable[str]) -> tuple[SharedVariable, ...]:

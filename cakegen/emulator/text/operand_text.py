@@ -1,4 +1,4 @@
-"""Operands as text: where they are cut, numbers, and names of variables."""
+"""Pieces of text: where operands are cut and braces close, numbers, names of variables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator
 
 from cakegen.emulator.text.ptx import Address, Immediate, Operand, Symbol, Vector
+from cakegen.errors import PtxError
 
 _NUMBER = re.compile(r"-?\d+$|-?0[xX][0-9a-fA-F]+U?$")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?|-?\d+[eE][-+]?\d+")
@@ -58,3 +59,19 @@ def split_operands(text: str) -> list[str]:
             start = index + 1
     parts.append(text[start:].strip())
     return [part for part in parts if part]
+
+
+def closing_brace(text: str, start: int) -> int:
+    """Where the brace at a place is closed.
+
+    Raises
+    ------
+    PtxError
+        Nowhere.
+    """
+    depth = 0
+    for match in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if match.group() == "{" else -1
+        if depth == 0:
+            return match.start()
+    raise PtxError(f"PTX line {text.count(chr(10), 0, start) + 1}: a brace that nothing closes")

@@ -170,6 +170,33 @@ class SharedVariable:
 
 
 @dataclass(frozen=True)
+class LocalVariable:
+    """A variable in each thread's own memory: a depot of the compiler, or a `.param` of a call."""
+
+    name: str
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class ModuleVariable:
+    """A variable of the module in global or constant memory.
+
+    Parameters
+    ----------
+    module
+        A digest of the module's text: the same variable for all kernels of one module.
+    content
+        Its bytes when the module is loaded.
+    """
+
+    name: str
+    module: str
+    constant: bool
+    content: bytes
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One entry of a module, ready to be translated.
 
@@ -193,6 +220,13 @@ class Kernel:
     max_threads: tuple[int, ...] = ()
     cluster: tuple[int, int, int] | None = None
     files: dict[int, str] = field(default_factory=dict)
+    local: tuple[LocalVariable, ...] = ()
+    variables: tuple[ModuleVariable, ...] = ()
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of a thread's own memory."""
+        return max((each.offset + each.num_bytes for each in self.local), default=0)
 
     def parameter(self, name: str) -> Parameter | None:
         """The parameter of that name."""

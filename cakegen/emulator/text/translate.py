@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cakegen.emulator.machine import collectives, lane_ops
+from cakegen.emulator.machine import collectives, lane_ops, own_memory
 from cakegen.emulator.order.fences import decode_fence
 from cakegen.emulator.text.block import Block
 from cakegen.emulator.text.expressions import ExpressionWriter, environment
@@ -30,6 +30,7 @@ from cakegen.emulator.text.ptx import (
     Label,
     Pair,
     Register,
+    Symbol,
     Vector,
     malformed,
 )
@@ -69,7 +70,9 @@ class Program:
 
     def __post_init__(self) -> None:
         self.writer = ExpressionWriter(self.kernel)
-        names = environment() | lane_ops.environment() | collectives.environment()
+        names = environment()
+        for module in (lane_ops, collectives, own_memory):
+            names |= module.environment()
         self.scope = names | {"K": self.writer.constants, "I": {}, "M": []}
 
     @functools.cached_property
@@ -228,6 +231,8 @@ class _BlockWriter:
             self._line(index, self._result(instruction, mask))
         elif root in _LINES:
             self._line(index, _LINES[root](self._writer, instruction, mask, index))
+        elif root == "call":
+            self._line(index, self._assert_failed(instruction, mask))
         elif root == "wgmma":
             self._line(index, self._wgmma(index, instruction, mask))
         else:
@@ -262,6 +267,12 @@ class _BlockWriter:
             return self._writer.assign(target, f"pack([{values}], '{whole}')", kind, mask)
         text = f"unpack({self._writer.read(source, whole if wide else f'u{whole[1]}')}, '{part}')"
         return self._writer.assign_all(vector.items, text, part, mask)
+
+    def _assert_failed(self, instruction: Instruction, mask: str) -> str:
+        """The only call that is left in a body: `__assertfail`."""
+        names = [operand.name for operand in instruction.operands if isinstance(operand, Symbol)]
+        offsets = {each.name: each.offset for each in self._kernel.local}
+        return f"assert_failed(w, {tuple(offsets[name] for name in names)}, {mask})"
 
     def _wgmma(self, index: int, instruction: Instruction, mask: str) -> str:
         """Of a whole warp, or under a guard that says the same in all lanes."""

@@ -6,7 +6,8 @@ from cakegen.emulator.text.forms.writer import Family, FormWriter, Value
 from cakegen.emulator.text.ptx import Instruction
 
 # State space -> where its window of generic addresses starts
-_WINDOWS = {"global": 0, "shared": 1 << 60, "param": 2 << 60}
+_WINDOWS = {"global": 0, "const": 0, "shared": 1 << 60, "param": 2 << 60, "local": 3 << 60}
+_WINDOW_SHIFT = 60
 
 
 def _mov(writer: FormWriter, instruction: Instruction) -> Value:
@@ -24,6 +25,16 @@ def _cvta(writer: FormWriter, instruction: Instruction) -> Value:
     if not window:
         return source, "u8"
     return f"({source} {'-' if 'to' in instruction.parts else '+'} {writer.number(window, 'u8')})", "u8"
+
+
+def _isspacep(writer: FormWriter, instruction: Instruction) -> Value:
+    """Whether a generic address is of a window; constants lie in global memory here, so that they can't be told."""
+    space = instruction.parts[1].removesuffix("::cta")
+    if len(instruction.parts) != 2 or space not in _WINDOWS.keys() - {"const"}:
+        raise writer.refuse(instruction)
+    window = writer.number(_WINDOWS[space] >> _WINDOW_SHIFT, "u8")
+    shift = writer.number(_WINDOW_SHIFT, "u8")
+    return f"(({writer.read(instruction.operands[1], 'u8')} >> {shift}) == {window})", "?"
 
 
 def _mapa(writer: FormWriter, instruction: Instruction) -> Value:
@@ -45,6 +56,7 @@ def _policy(writer: FormWriter, instruction: Instruction) -> Value:
 FAMILIES = {
     "mov": Family((2,), _mov),
     "cvta": Family((2,), _cvta),
+    "isspacep": Family((2,), _isspacep),
     "mapa": Family((3,), _mapa),
     "createpolicy": Family((1, 2, 3, 4), _policy),
 }

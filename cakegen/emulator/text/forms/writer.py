@@ -86,9 +86,10 @@ class FormWriter:
                 return f"{clock}.astype('{kind}')"
             return f"w.special({operand.name!r})" + ("" if kind == "u4" else f".astype('{kind}')")
         if isinstance(operand, Symbol):
-            parameter = self.kernel.parameter(operand.name)
-            if parameter is not None:
-                return self.constant(parameter.offset, 0, kind)
+            for group in (self.kernel.parameters, self.kernel.local):
+                for each in group:
+                    if each.name == operand.name:
+                        return self.number(each.offset, kind)
             return f"w.symbol({operand.name!r}).astype('{kind}')"
         raise EmulationError(f"operand {operand} has no value")
 
