@@ -321,7 +321,7 @@ class TimedMachine(Machine):
         if isinstance(operation, Landing):
             operation.fetch, operation.write = _nothing, _ignore
             size = sum(num_bytes for _, num_bytes in operation.spans)
-            if operation.source is None:
+            if operation.source is None or not isinstance(operation.source.buffer, Buffer):
                 return self._peer(operation.cta).take(begin, size) + figures.peer_latency.value
             begin += figures.copy_issue.value
             sent, missed = self._source(operation, warp, begin)
@@ -344,6 +344,7 @@ class TimedMachine(Machine):
         if before is not None and before[:3] == (warp, self._stops_run, landing.what):
             return before[3:]
         assert landing.source is not None
+        assert isinstance(landing.source.buffer, Buffer)
         sectors = np.unique(landing.source.granules() // (SECTOR_BYTES // GRANULE))
         sent, missed = self.system.fetch(begin, landing.source.buffer, sectors)
         self._shared_source = (warp, self._stops_run, landing.what, sent, missed)

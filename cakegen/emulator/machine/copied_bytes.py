@@ -1,4 +1,4 @@
-"""Leaf module: which bytes of a CTA's shared memory a `cp.async` still writes.
+"""Leaf module: which bytes of a CTA's shared memory a `cp.async` or a narrow `st.async` still writes.
 
 Its copies may be as narrow as 4 bytes, so that a mark for a granule of 16 would hold neighbours that have landed.
 """
@@ -35,7 +35,7 @@ class CopiedBytes:
         marks = self._marks.reshape(-1, width)[rows]
         if np.count_nonzero(marks):
             bad = int(rows[marks.any(axis=1)][0]) * width - self._start
-            raise Fault("pending-write", f"shared offset {bad} {what} while a cp.async still writes to it")
+            raise Fault("pending-write", f"shared offset {bad} {what} while a copy of lanes still writes to it")
 
     def begin(self, rows: Array, width: int, what: str) -> None:
         """A copy is issued that writes a row for each lane."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault
 from cakegen.emulator.machine.copied_bytes import CopiedBytes
 from cakegen.emulator.machine.extents import Extents
-from cakegen.emulator.order.warp_order import WarpOrder
+from cakegen.emulator.order.warp_order import WarpOrder, refuse_conflict
 from cakegen.emulator.units.barriers import MBarrier
 
 Bytes = NDArray[np.uint8]
@@ -227,7 +227,7 @@ class GlobalMemory:
             thread.write(buffer, rows, width)
         cells = buffer.rows(width)
         cells[rows] = values
-        _refuse_conflict(thread, cells[rows], values, offsets, f"{buffer.name} +")
+        refuse_conflict(thread, cells[rows], values, offsets, f"{buffer.name} +")
 
     def note_read(self, buffer: Buffer, offsets: Lanes, width: int) -> None:
         """Refuse a read that no order puts behind the write that it wants."""
@@ -244,15 +244,6 @@ class GlobalMemory:
         if self.observer is not None:
             self.observer(buffer, offsets, width, True)
         buffer.note_write(offsets, width, self._first_writer + cta)
-
-
-def _refuse_conflict(thread: WarpOrder | None, found: Bytes, values: Bytes, offsets: Lanes, place: str) -> None:
-    """Two lanes of one weak store wrote different values to one place: which of them stays is open (PTX ISA 8.7)."""
-    if thread is None or thread.strong >= 0 or found.tobytes() == values.tobytes():
-        return
-    lost = int(offsets[(found != values).any(axis=1)][0])
-    lost -= SHARED_START if place == "shared offset" else 0
-    raise Fault("race", f"two lanes of one store write different values to {place} {lost}")
 
 
 class SharedMemory:
@@ -333,7 +324,7 @@ class SharedMemory:
             thread.write(self, rows, width)
         data[rows] = values
         valid[rows] = 1
-        _refuse_conflict(thread, data[rows], values, offsets, "shared offset")
+        refuse_conflict(thread, data[rows], values, offsets - SHARED_START, "shared offset")
 
     def _refuse_pending(self, offsets: Lanes, marks: NDArray[np.int16], kind: str, what: str) -> None:
         # on 32 elements count_nonzero takes a fifth of the time of any
@@ -372,12 +363,10 @@ class SharedMemory:
         self.copied.begin(starts // width, width, what)
         self.views(width)[1][starts // width] = 0
 
-    def end_copy(self, starts: Lanes, values: Bytes) -> None:
-        """Its bytes `[lanes, width]` land."""
-        data, valid = self.views(values.shape[1])
-        rows = starts // values.shape[1]
-        data[rows], valid[rows] = values, 1
-        self.copied.end(rows, values.shape[1])
+    def end_copy(self, starts: Lanes, width: int) -> None:
+        """It has landed; the caller has stored the bytes."""
+        self.views(width)[1][starts // width] = 1
+        self.copied.end(starts // width, width)
 
     def end_write(self, start: int, num_bytes: int) -> None:
         """The write has landed; the caller has stored the bytes."""

@@ -70,11 +70,13 @@ def _lanes_of(value: int, kind: str) -> Array:
 
 
 def write_lanes(strand: Strand, operand: Operand, active: Array, values: Array) -> None:
-    """Write a result for some lanes."""
+    """Write a result for some lanes: as bits, where the register is as wide."""
     if isinstance(operand, Register):
         registers = strand.warp.registers
         old = registers[operand.index]
-        registers[operand.index] = np.where(active, values.astype(old.dtype, copy=False), old)
+        same = values.dtype != old.dtype and values.itemsize == old.itemsize
+        values = values.view(old.dtype) if same else values.astype(old.dtype, copy=False)
+        registers[operand.index] = np.where(active, values, old)
     elif not isinstance(operand, Sink):
         raise EmulationError(f"{operand} can't be written")
 

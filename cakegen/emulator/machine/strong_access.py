@@ -53,12 +53,12 @@ def run_strong_access(machine: WordHost, strand: Strand, instruction: Instructio
     if not set(instruction.parts[1:-1]) <= _KNOWN or kind == "?":
         raise refused(instruction)
     address = instruction.operands[1] if instruction.root == "ld" else instruction.operands[0]
-    cta, at = _locate(strand, instruction, address, active)
+    cta, at = locate_words(strand, instruction, address, active)
     access = _load if instruction.root == "ld" else _store
     access(machine, strand, instruction, active, cta, at)
 
 
-def _locate(strand: Strand, instruction: Instruction, operand: Any, active: Array) -> tuple[Cta | None, Array]:
+def locate_words(strand: Strand, instruction: Instruction, operand: Any, active: Array) -> tuple[Cta | None, Array]:
     """The CTA whose shared memory is meant (None: global memory), and the addresses of the active lanes."""
     warp = strand.warp
     spaces = _SPACES & set(instruction.parts)
@@ -92,10 +92,10 @@ def _store(
         cta.shared.store(at, rows, thread)
     else:
         machine.memory.store(at, rows, strand.warp.cta.index, thread)
-    machine.touch((_keys(cta, at)[:, None] + np.arange(0, rows.shape[1], width, dtype=np.uint64)).ravel())
+    machine.touch((word_keys(cta, at)[:, None] + np.arange(0, rows.shape[1], width, dtype=np.uint64)).ravel())
 
 
-def _keys(cta: Cta | None, at: Array) -> Array:
+def word_keys(cta: Cta | None, at: Array) -> Array:
     """What words are called among those that are polled: global addresses, or a CTA and an offset above all of them."""
     if cta is None:
         return at
@@ -137,6 +137,6 @@ def _polls(machine: WordHost, strand: Strand, cta: Cta | None, at: Array, rows: 
     else:
         name = cta.place(int(at[0]) & OFFSET_MASK)
     reason = f"a change of {name} from {int.from_bytes(rows[0].tobytes(), 'little')}"
-    park(strand, machine.watched.setdefault(int(_keys(cta, at[:1])[0]) & -_WORD, []), reason)
+    park(strand, machine.watched.setdefault(int(word_keys(cta, at[:1])[0]) & -_WORD, []), reason)
     strand.last_poll = None
     return True

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.atomics import run_atomic
 from cakegen.emulator.machine.cta_barriers import run_barrier
-from cakegen.emulator.machine.operands import active_lanes, park, read_address, read_lanes, refused, write_lanes
-from cakegen.emulator.machine.strong_access import WordHost, run_strong_access, strong_scope
+from cakegen.emulator.machine.operands import active_lanes, park, refused
+from cakegen.emulator.machine.strong_access import run_strong_access
 from cakegen.emulator.machine.warp import Cta, Strand
 from cakegen.emulator.text.ptx import Instruction
 from cakegen.emulator.units.copy_async import run_copy_async
@@ -32,7 +33,6 @@ _RELEASING = {"bar", "barrier", "atom", "red", "st"}
 _WAITING = {"bar", "barrier", "mbarrier", "ld"}
 _SENDING = {"arrive", "init", "inval", "expect_tx", "complete_tx"}
 _BULK_GROUPS = {"bulk_group", "commit_group", "wait_group"}
-_ATOMS = {"add", "inc", "cas", "exch", "min", "max", "and", "or", "xor"}
 
 
 class Triggers(Protocol):
@@ -149,48 +149,6 @@ def _grid_dependency(machine: GridHost, strand: Strand, instruction: Instruction
         park(strand, prerequisite.waiters, prerequisite)
 
 
-def _combine(operation: str, old: int, b: int, c: int) -> int:
-    """PTX ISA 9.7.13.5; unsigned."""
-    if operation == "cas":
-        return c if old == b else old
-    if operation == "inc":
-        return 0 if old >= b else old + 1
-    table = {"add": old + b, "exch": b, "min": min(old, b), "max": max(old, b)}
-    return (table | {"and": old & b, "or": old | b, "xor": old ^ b})[operation]
-
-
-def _atomic(machine: WordHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    operation = next((part for part in instruction.parts if part in _ATOMS), None)
-    kind = instruction.parts[-1]
-    if operation is None or kind not in ("u32", "b32", "u64", "b64") or "global" not in instruction.parts:
-        raise refused(instruction)
-    width = int(kind[1:]) // 8
-    operands = instruction.operands[1:] if instruction.root == "atom" else instruction.operands
-    address = read_address(strand, operands[0], "u8")
-    values = [read_lanes(strand, operand, f"u{width}") for operand in operands[1:]]
-    old = np.zeros(32, f"u{width}")
-    parts = instruction.parts
-    thread = strand.warp.thread
-    acquires, releases = bool({"acquire", "acq_rel"} & set(parts)), bool({"release", "acq_rel"} & set(parts))
-    # the read of a `red` acquires nothing (PTX ISA 8.8)
-    reader = thread if instruction.root == "atom" else None
-    place = (strand.pc - 1, active, strong_scope(parts))
-    for lane in np.flatnonzero(active):
-        at = address[lane : lane + 1]
-        before = int(
-            machine.memory.load(at, width, reader and reader.at(*place, orders=acquires)).view(f"u{width}")[0, 0]
-        )
-        b, c = (int(values[i][lane]) if i < len(values) else 0 for i in (0, 1))
-        after = _combine(operation, before, b, c) & ((1 << 8 * width) - 1)
-        row = np.array([[after]], f"u{width}").view(np.uint8)
-        thread = thread and thread.at(*place, orders=releases, chained=True)
-        machine.memory.store(at, row, strand.warp.cta.index, thread)
-        old[lane] = before
-        machine.touch(at)
-    if instruction.root == "atom":
-        write_lanes(strand, instruction.operands[0], active, old)
-
-
 HANDLERS: dict[str, Handler] = {
     "bar": run_barrier,
     "barrier": run_barrier,
@@ -199,8 +157,8 @@ HANDLERS: dict[str, Handler] = {
     "cp.async": run_copy_async,
     "cp.bulk_group": run_bulk_group,
     "st.async": run_store_async,
-    "atom": _atomic,
-    "red": _atomic,
+    "atom": run_atomic,
+    "red": run_atomic,
     "ld": run_strong_access,
     "st": run_strong_access,
     "clusterlaunchcontrol": run_launch_control,

@@ -297,7 +297,7 @@ class Cluster:
 
 @dataclass(eq=False)
 class RemoteArrival(Pending):
-    """An arrival on its way to another CTA's barrier.
+    """An arrival at a barrier, which may be on its way to another CTA.
 
     It is a release by its thread: earlier ones of the warp arrive before it, and whatever the warp releases later (an
     arrival, a barrier, an atomic) comes after it (PTX ISA 8.8).
@@ -310,6 +310,18 @@ class RemoteArrival(Pending):
     tx_bytes: int = 0
     where: Where | None = None
     released: Released | None = None
+    drops: bool = False
+    may_complete: bool = True
+
+    def arrive(self) -> None:
+        """Arrive; with `.noComplete` the phase must not end by it."""
+        barrier = self.cta.barrier_at(self.barrier_offset)
+        phase = barrier.phase
+        if self.drops:
+            barrier.drop(self.count)
+        self.cta.arrive(self.barrier_offset, self.count, self.tx_bytes, self.released)
+        if not self.may_complete and barrier.phase != phase:
+            raise Fault("barrier", f"{barrier}: an arrival with .noComplete completed phase {phase}")
 
     def complete(self) -> None:
         """Arrive, after the earlier ones."""
@@ -317,6 +329,6 @@ class RemoteArrival(Pending):
         while self in on_their_way:
             first = on_their_way.pop(0)
             try:
-                first.cta.arrive(first.barrier_offset, first.count, first.tx_bytes, first.released)
+                first.arrive()
             except Fault as fault:
                 raise (fault.at(first.where) if first.where else fault) from None

@@ -308,7 +308,7 @@ class AccessOrder:
             mine = thread.lanes
             return mine is not None and (earlier.lanes is None or bool((earlier.lanes & ~mine).any()))
         lanes = shadow.lanes(width)
-        if lanes is None:
+        if lanes is None or access.tolerates(earlier):
             return False
         codes = lanes[which][rows]
         other = (codes != thread.lane_codes(rows.size)) & (codes >> LANE_BITS == thread.slot)

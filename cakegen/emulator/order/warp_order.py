@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cakegen.emulator.faults import Fault
 from cakegen.emulator.order.access_order import LANE_BITS, AccessOrder, Memory
 from cakegen.emulator.order.shadow import PEER_SHARED, Access
 from cakegen.emulator.order.vector_clock import EXECUTED, GPU, VISIBLE, Position, Released, SyncPoint, VectorClock
@@ -284,3 +285,11 @@ def admit_warps(clocks: AccessOrder, positions: Sequence[Position], warps: int) 
         [WarpOrder(clocks, first + warp, low, size, position, warp) for warp in range(warps)]
         for first, position in zip(firsts, positions, strict=True)
     ]
+
+
+def refuse_conflict(thread: WarpOrder | None, found: Array, values: Array, offsets: Array, place: str) -> None:
+    """Two lanes of one weak store wrote different values to one place: which of them stays is open (PTX ISA 8.7)."""
+    if thread is None or thread.strong >= 0 or found.tobytes() == values.tobytes():
+        return
+    lost = int(offsets[(found != values).any(axis=1)][0])
+    raise Fault("race", f"two lanes of one store write different values to {place} {lost}")

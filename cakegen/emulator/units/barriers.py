@@ -15,6 +15,8 @@ from cakegen.emulator.faults import Fault
 from cakegen.emulator.order.vector_clock import SyncPoint, VectorClock
 
 MAX_COUNT = (1 << 20) - 1
+# Where a state of an mbarrier holds its phase; the pending arrivals are below.
+PHASE_SHIFT = 20
 
 
 @dataclass(eq=False)
@@ -84,6 +86,17 @@ class MBarrier:
         self._check_tx()
         self.pending -= count
         return self._advance()
+
+    @property
+    def state(self) -> int:
+        """What `mbarrier.arrive` returns: the phase before the arrival, and its pending arrivals."""
+        return self.phase << PHASE_SHIFT | self.pending
+
+    def drop(self, count: int) -> None:
+        """Later phases need so many arrivals less (`arrive_drop`)."""
+        if count > self.expected:
+            raise Fault("barrier", f"{self}: {count} participants drop out of {self.expected}")
+        self.expected -= count
 
     def expect_arrivals(self, count: int) -> None:
         """This phase needs so many arrivals more (`cp.async.mbarrier.arrive` without `.noinc`)."""

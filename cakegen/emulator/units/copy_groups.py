@@ -129,7 +129,9 @@ class LaneCopy(Pending):
         rows = np.zeros((self.starts.size, self.size), np.uint8)
         for part in self.sources:
             rows.reshape(-1, part.width)[part.cells] = self.machine.memory.load(part.addresses, part.width)
-        self.queue.cta.shared.end_copy(self.starts, rows)
+        shared = self.queue.cta.shared
+        shared.views(self.size)[0][self.starts // self.size] = rows
+        shared.end_copy(self.starts, self.size)
         self.machine.wake(self.queue.waiters)
 
 

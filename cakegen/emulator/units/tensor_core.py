@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 FRACTION_BITS = 25
+FRACTION_BITS_FP8 = 13
+# What 13 fractional bits leave of the 23 of fp32.
+_FP8_SUM_BITS = np.uint32(0xFFFFFFFF << 10 & 0xFFFFFFFF)
 # Exponents of factors up to which terms fit into 32 bits at each step, of an accumulator beside them, and that of a
 # factor of zero: no product with it is as large as another product or the accumulator.
 _NARROW, _NARROW_C = 20, 40
@@ -60,6 +63,20 @@ def multiply_add_hopper(a_bits: Array, b_bits: Array, c: Array) -> Array:
     return _aligned_sum(a, b, a_bits, b_bits, c)
 
 
+def multiply_add_hopper_fp8(a: Array, b: Array, c: Array) -> Array:
+    """The same of fp8 factors as their values in fp32, `[m, 32]` and `[n, 32]`, by its published narrower accumulator.
+
+    Terms, the accumulator among them, keep 13 fractional bits of the largest exponent, and so does the sum (arXiv
+    2511.10909; PTX ISA 9.7.15.5 promises less than single precision). No device was asked here.
+    """
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    exact = np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()
+    add = _aligned_sum if exact else _with_specials
+    sums = add(wide_a, wide_b, a, b, c, FRACTION_BITS_FP8)
+    kept = np.isnan(sums) | np.isinf(sums)
+    return np.where(kept, sums, (sums.view(np.uint32) & _FP8_SUM_BITS).view(np.float32))
+
+
 def multiply_add_wide(a_bits: Array, b_bits: Array, c: Array) -> Array:
     """The same in fp64, rounded once to fp32: faster, and within the tolerance of any model."""
     a, b = _values(a_bits).astype(np.float64), _values(b_bits).astype(np.float64)
@@ -71,14 +88,16 @@ def multiply_add_wide(a_bits: Array, b_bits: Array, c: Array) -> Array:
     return result
 
 
-def _aligned_sum(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -> Array:
+def _aligned_sum(
+    a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array, fraction_bits: int = FRACTION_BITS
+) -> Array:
     # k is the slowest axis, so that sums and maxima run along whole rows
     a_exponents, b_exponents = _factor_exponents(a_bits).T, _factor_exponents(b_bits).T
     largest = (a_exponents[:, :, None] + b_exponents[:, None, :]).max(axis=0)
     largest = np.maximum(largest, _exponents(c.view(np.uint32), 23))
-    # 2 ** (FRACTION_BITS - largest), and its inverse, put together from their bits
-    scale = ((1023 + FRACTION_BITS - largest).astype(np.int64) << 52).view(np.float64)
-    inverse = ((1023 - FRACTION_BITS + largest).astype(np.int64) << 52).view(np.float64)
+    # 2 ** (fraction_bits - largest), and its inverse, put together from their bits
+    scale = ((1023 + fraction_bits - largest).astype(np.int64) << 52).view(np.float64)
+    inverse = ((1023 - fraction_bits + largest).astype(np.int64) << 52).view(np.float64)
     products = a.T[:, :, None] * b.T[:, None, :]
     products *= scale
     total = np.trunc(products, out=products).sum(axis=0)
@@ -147,7 +166,9 @@ def _truncate_f32(value: Array) -> Array:
     return (nearest.view(np.int32) - beyond).view(np.float32)
 
 
-def _with_specials(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -> Array:
+def _with_specials(
+    a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array, fraction_bits: int = FRACTION_BITS
+) -> Array:
     """NaN and infinity go where the exact sum says; all other elements follow the model."""
     exact = (a[:, None, :] * b[None, :, :]).sum(axis=2) + c
     finite_rows: Array = np.asarray(np.isfinite(a).all(axis=1))
@@ -156,6 +177,6 @@ def _with_specials(a: Array, b: Array, a_bits: Array, b_bits: Array, c: Array) -
     clean = np.zeros_like(a_bits), np.zeros_like(b_bits)
     clean[0][finite_rows], clean[1][finite_cols] = a_bits[finite_rows], b_bits[finite_cols]
     zeros_a, zeros_b = np.where(finite_rows[:, None], a, 0.0), np.where(finite_cols[:, None], b, 0.0)
-    result = _aligned_sum(zeros_a, zeros_b, *clean, np.where(np.isfinite(c), c, np.float32(0)))
+    result = _aligned_sum(zeros_a, zeros_b, *clean, np.where(np.isfinite(c), c, np.float32(0)), fraction_bits)
     special = np.where(np.isnan(exact), np.full_like(c, 0).view(np.uint32) + _NAN, exact.astype(np.float32).view("u4"))
     return np.where(usual, result, special.view(np.float32))

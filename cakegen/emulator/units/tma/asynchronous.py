@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
+from cakegen.emulator.machine.lane_ops import within_window
 from cakegen.emulator.machine.memory import OFFSET_MASK, RANK_SHIFT
 from cakegen.emulator.machine.operands import (
     HasTensorMaps,
@@ -28,11 +29,12 @@ from cakegen.emulator.machine.operands import (
 from cakegen.emulator.machine.ports import HasAdversary, HasMemory, Issues
 from cakegen.emulator.machine.warp import Cta, RemoteArrival, Strand
 from cakegen.emulator.order.vector_clock import CTA, SCOPES
-from cakegen.emulator.text.ptx import Instruction, Sink, Vector
-from cakegen.emulator.units.barriers import MBarrier
+from cakegen.emulator.text.ptx import Instruction, Operand, Sink, Vector
+from cakegen.emulator.units.barriers import MAX_COUNT, PHASE_SHIFT, MBarrier
 from cakegen.emulator.units.tma.copies import (
     bulk_landing,
     require_initialised,
+    shared_landing,
     store_landing,
     tensor_landing,
 )
@@ -42,15 +44,18 @@ Array = NDArray[Any]
 _BULK_FORMS = {
     ("shared::cluster", "global", "mbarrier::complete_tx::bytes"),
     ("shared::cta", "global", "mbarrier::complete_tx::bytes"),
+    ("shared::cluster", "shared::cta", "mbarrier::complete_tx::bytes"),
 }
 _ONES = np.ones(32, np.uint32)
 _SPACES = {"shared", "shared::cta", "b64"}
 _SCOPED = _SPACES | {"shared::cluster", "relaxed", "cta", "cluster"}
-# What may stand behind an operation (PTX ISA 9.7.13.15); `noComplete` and `arrive_drop` are not modelled.
+_ARRIVING = ("arrive", "arrive_drop")
+# What may stand behind an operation (PTX ISA 9.7.13.15).
 _MBARRIER_FORMS = {
     "init": _SPACES,
     "inval": _SPACES,
-    "arrive": _SCOPED | {"release", "expect_tx"},
+    **dict.fromkeys(_ARRIVING, _SCOPED | {"release", "expect_tx", "noComplete"}),
+    "pending_count": {"b64"},
     "expect_tx": _SCOPED,
     "complete_tx": _SCOPED,
     "try_wait": _SCOPED - {"shared::cluster"} | {"acquire", "parity"},
@@ -68,7 +73,9 @@ class _Form:
 
     what: str
     remote: bool
+    generic: bool
     expects: bool
+    completes: bool
     relaxed: bool
     parity: bool
     scope: int
@@ -81,7 +88,16 @@ def _form_of(parts: tuple[str, ...]) -> _Form | None:
     if parts[-1] != "b64" or not set(rest) <= _MBARRIER_FORMS.get(what, set()):
         return None
     scope = next((SCOPES[part] for part in rest if part in SCOPES), CTA)
-    return _Form(what, "shared::cluster" in rest, "expect_tx" in rest, "relaxed" in rest, "parity" in rest, scope)
+    return _Form(
+        what,
+        "shared::cluster" in rest,
+        not any(part.startswith("shared") for part in rest),
+        "expect_tx" in rest,
+        "noComplete" not in rest,
+        "relaxed" in rest,
+        "parity" in rest,
+        scope,
+    )
 
 
 def run_mbarrier(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
@@ -93,15 +109,21 @@ def run_mbarrier(machine: CopyHost, strand: Strand, instruction: Instruction, ac
     if what in ("try_wait", "test_wait"):
         _wait(machine, strand, instruction, active, form)
         return
-    has_result = what == "arrive"
-    address = read_address(strand, instruction.operands[1 if has_result else 0], "u4")
+    if what == "pending_count":
+        target, state = instruction.operands
+        pending = read_lanes(strand, state, "u8") & np.uint64(MAX_COUNT)
+        write_lanes(strand, target, active, pending.astype(np.uint32))
+        return
+    has_result = what in _ARRIVING
+    address = _addresses(strand, instruction.operands[1 if has_result else 0], form)
     rest = instruction.operands[2 if has_result else 1 :]
     count = read_lanes(strand, rest[0], "u4") if rest else _ONES
-    if has_result and not isinstance(instruction.operands[0], Sink):
+    states = np.zeros(32, np.uint64)
+    if has_result and remote and not isinstance(instruction.operands[0], Sink):
         raise refused(instruction)
     thread = strand.warp.at(strand.pc - 1, active)
     released = None
-    if what == "arrive" and thread is not None and not form.relaxed:
+    if has_result and thread is not None and not form.relaxed:
         released = thread.released(scope) if remote else thread.releasing(scope)
     for lane in np.flatnonzero(active):
         cta, offset = locate(strand, int(address[lane]), remote)
@@ -116,25 +138,38 @@ def run_mbarrier(machine: CopyHost, strand: Strand, instruction: Instruction, ac
         elif what == "complete_tx":
             cta.complete_bytes(offset, int(count[lane]))
         else:
+            states[lane] = cta.barrier_at(offset).state
             tx_bytes, arrivals = (int(count[lane]), 1) if form.expects else (0, int(count[lane]))
+            arrival = RemoteArrival(
+                strand.warp, cta, offset, arrivals, tx_bytes, where, released, what == "arrive_drop", form.completes
+            )
             if cta is strand.warp.cta:
                 strand.warp.release()
-                cta.arrive(offset, arrivals, tx_bytes, released)
+                arrival.arrive()
             else:
-                arrival = RemoteArrival(strand.warp, cta, offset, arrivals, tx_bytes, where, released)
                 strand.warp.remote_arrivals.append(arrival)
                 machine.issue(arrival)
+    if has_result:
+        write_lanes(strand, instruction.operands[0], active, states)
     if thread is not None:
         thread.tick()
 
 
+def _addresses(strand: Strand, operand: Operand, form: _Form) -> Array:
+    """Shared addresses of barriers; without a state space they are generic."""
+    if not form.generic:
+        return read_address(strand, operand, "u4")
+    return within_window(read_address(strand, operand, "u8"))
+
+
 def _wait(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array, form: _Form) -> None:
     """`try_wait.parity`: parks where it would fail, until the barrier's phase changes; may fail first."""
-    if not form.parity:
-        raise refused(instruction)
-    target, where, parity_operand = instruction.operands[:3]
-    addresses = read_address(strand, where, "u4")
-    parities = read_lanes(strand, parity_operand, "u4")
+    target, where, phase_operand = instruction.operands[:3]
+    addresses = _addresses(strand, where, form)
+    if form.parity:
+        parities = read_lanes(strand, phase_operand, "u4")
+    else:
+        parities = _parities_of(strand, addresses, read_lanes(strand, phase_operand, "u8"), active)
     done = np.zeros(32, np.bool_)
     thread = strand.warp.at(strand.pc - 1, active)
     blocking = None
@@ -167,6 +202,17 @@ def _wait(machine: CopyHost, strand: Strand, instruction: Instruction, active: A
             if barrier.order is not None:
                 take(barrier.order.passed, form.scope)
     write_lanes(strand, target, active, done)
+
+
+def _parities_of(strand: Strand, addresses: Array, states: Array, active: Array) -> Array:
+    """The parities of phases that states name: of the current phase, or the one before (PTX ISA 9.7.13.15.16)."""
+    phases = (states >> np.uint64(PHASE_SHIFT)).astype(np.int64)
+    for lane in np.flatnonzero(active):
+        cta, offset = locate(strand, int(addresses[lane]), False)
+        barrier = cta.barrier_at(offset)
+        if int(phases[lane]) not in (barrier.phase, barrier.phase - 1):
+            raise Fault("barrier", f"{barrier}: waited for with the state of phase {int(phases[lane])}")
+    return (phases & 1).astype(np.uint32)
 
 
 class _Wait:
@@ -207,6 +253,11 @@ def run_copy(machine: CopyHost, strand: Strand, instruction: Instruction, active
     if instruction.parts[1:] == ("async", "bulk", "prefetch", "L2", "global"):
         check_prefetch(strand, instruction, active)
         return
+    if instruction.parts[1:5] == ("async", "bulk", "prefetch", "tensor"):
+        # no effect, but the map and its coordinates must be there
+        for lane in np.flatnonzero(active):
+            tensor_box(machine, strand, instruction.operands[0], int(lane))
+        return
     groups = {"cta_group::1", "cta_group::2"} & set(instruction.parts)
     parts = [part for part in instruction.parts[3:] if part not in ("tile", "L2::cache_hint", *groups)]
     multicast = "multicast::cluster" in parts
@@ -227,6 +278,10 @@ def run_copy(machine: CopyHost, strand: Strand, instruction: Instruction, active
             if tensor:
                 view, corner = tensor_box(machine, strand, operands[1], int(lane))
                 landing = tensor_landing(view, corner, cta, start, barrier_offset, where)
+            elif shape[1] == "shared::cta":
+                inside = locate(strand, int(read_address(strand, operands[1], "u4")[lane]), False)[1]
+                size = int(read_lanes(strand, operands[2], "u4")[lane])
+                landing = shared_landing(strand.warp.cta, inside, size, cta, start, barrier_offset, where)
             else:
                 source = int(read_address(strand, operands[1], "u8")[lane])
                 size = int(read_lanes(strand, operands[2], "u4")[lane])
@@ -247,18 +302,22 @@ def check_prefetch(strand: Strand, instruction: Instruction, active: Array) -> N
 
 
 def run_store_async(machine: CopyHost, strand: Strand, instruction: Instruction, active: Array, where: Where) -> None:
-    """`st.async.v4.b32`."""
-    parts = set(instruction.parts[2:]) - {"weak"}
+    """`st.async`: a word, or a vector of words, of each lane."""
+    *modifiers, kind = instruction.parts[2:]
+    rest = set(modifiers) - {"weak", "v2", "v4"}
     source = instruction.operands[1]
-    if parts != {"shared::cluster", "mbarrier::complete_tx::bytes", "v4", "b32"} or not isinstance(source, Vector):
+    items = source.items if isinstance(source, Vector) else (source,)
+    width = int(kind[1:]) // 8 if kind[0] in "busf" and kind[1:] in ("32", "64") else 0
+    size = width * len(items)
+    if rest != {"shared::cluster", "mbarrier::complete_tx::bytes"} or size not in (4, 8, 16):
         raise refused(instruction)
     if len(strand.warp.cta.cluster.ctas) == 1:
         raise Fault("out-of-bounds", "st.async in a cluster of one CTA")
     address = read_address(strand, instruction.operands[0], "u4")[active]
     barrier = read_address(strand, instruction.operands[2], "u4")[active]
-    rows = np.stack([read_lanes(strand, item, "u4")[active] for item in source.items], 1).view(np.uint8)
-    if (address % np.uint32(16)).any():
-        raise Fault("out-of-bounds", f"st.async of 16 bytes to {int(address[0]):#x}: not aligned")
+    rows = np.stack([read_lanes(strand, item, f"u{width}")[active] for item in items], 1).view(np.uint8)
+    if (address % np.uint32(size)).any():
+        raise Fault("out-of-bounds", f"st.async of {size} bytes to {int(address[0]):#x}: not aligned")
     targets = np.stack([address >> np.uint32(RANK_SHIFT), barrier], 1)
     for rank, barrier_address in {(int(row[0]), int(row[1])) for row in targets}:
         here = (targets == (rank, barrier_address)).all(axis=1)

@@ -6,7 +6,7 @@ when the copy lands, which is the latest moment that the ISA allows (PTX ISA 9.7
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.faults import Fault, Where
-from cakegen.emulator.machine.memory import GRANULE, Buffer, GlobalMemory
+from cakegen.emulator.machine.memory import GRANULE, Buffer, GlobalMemory, SharedMemory
 from cakegen.emulator.machine.warp import Cta
 from cakegen.emulator.order.vector_clock import CLUSTER, CTA
 from cakegen.emulator.order.warp_order import WarpOrder
@@ -56,8 +56,7 @@ class Landing(Pending):
 
     def begin(self, thread: WarpOrder | None) -> None:
         """Mark the destination; the thread must come after who used it, and after who wrote the source."""
-        for start, size in self.spans:
-            self.cta.shared.begin_write(start, size, self.what)
+        self._mark()
         self.cta.landings += 1
         order = self.barrier_cta.barrier_at(self.barrier_offset).order
         if thread is not None and order is not None:
@@ -68,20 +67,36 @@ class Landing(Pending):
             raise Fault("race", f"{self.what} counts on a barrier, and nothing orders that behind its mbarrier.init")
         clocks = thread.clocks
         self._thread, self._number = thread, clocks.begin(thread, self.what, order.slot, by_proxy=not self.generic)
-        if self.source is not None and not self.source.buffer.read_only:
+        if self.source is not None and self.source.may_change:
             clocks.begin_read(thread, self._number, clocks.shadow(self.source.buffer), self.source.granules())
+        for rows, width in self._cells():
+            clocks.begin_write(thread, self._number, clocks.shadow(self.cta.shared), rows, width)
+
+    def _mark(self) -> None:
+        """The destination is undefined from now on."""
         for start, size in self.spans:
-            span = np.arange(start // GRANULE, -(-(start + size) // GRANULE))
-            clocks.begin_write(thread, self._number, clocks.shadow(self.cta.shared), span)
+            self.cta.shared.begin_write(start, size, self.what)
+
+    def _cells(self) -> Iterator[tuple[Array, int]]:
+        """Rows of the destination, and their width."""
+        for start, size in self.spans:
+            yield np.arange(start // GRANULE, -(-(start + size) // GRANULE)), GRANULE
+
+    def _store(self) -> None:
+        """Bytes arrive."""
+        shared = self.cta.shared
+        self.write(shared.data, self.fetch())
+        for start, size in self.spans:
+            shared.end_write(start, size)
 
     def complete(self) -> None:
         """Store the bytes, then count them."""
         shared = self.cta.shared
         if shared.exited:
             raise Fault("exit", f"{self.what} lands in a CTA that has exited")
-        self.write(shared.data, self.fetch())
-        for start, size in self.spans:
-            shared.end_write(start, size)
+        self._store()
+        if self.source is not None and isinstance(self.source.buffer, SharedMemory):
+            self.source.buffer.end_read(self.source.granules())
         self.cta.landings -= 1
         self._publish()
         self.barrier_cta.complete_bytes(self.barrier_offset, sum(size for _, size in self.spans))
@@ -98,12 +113,35 @@ class Landing(Pending):
         order.arrivals.land(order.slot, time, self.barrier_cta.position, CLUSTER if away else CTA)
 
 
+@dataclass(eq=False)
+class NarrowLanding(Landing):
+    """Elements of less than 16 bytes, whose neighbours may be on their way too: `starts` are where they go."""
+
+    starts: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    width: int = 4
+
+    def _mark(self) -> None:
+        self.cta.shared.begin_copy(self.starts, self.width, self.what)
+
+    def _cells(self) -> Iterator[tuple[Array, int]]:
+        yield self.starts // self.width, self.width
+
+    def _store(self) -> None:
+        self.write(self.cta.shared.data, self.fetch())
+        self.cta.shared.end_copy(self.starts, self.width)
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a copy reads: an allocation, and which of its 16-byte granules."""
+    """What a copy reads: an allocation or a CTA's shared memory, and which of its 16-byte granules."""
 
-    buffer: Buffer
+    buffer: Buffer | SharedMemory
     granules: Callable[[], Array]
+
+    @property
+    def may_change(self) -> bool:
+        """Whether it is more than an input."""
+        return isinstance(self.buffer, SharedMemory) or not self.buffer.read_only
 
 
 def linear_write(start: int) -> Callable[[Array, Array], None]:
@@ -111,6 +149,15 @@ def linear_write(start: int) -> Callable[[Array, Array], None]:
 
     def write(shared: Array, data: Array) -> None:
         shared[start : start + data.size] = data
+
+    return write
+
+
+def rows_write(starts: Array, width: int) -> Callable[[Array, Array], None]:
+    """Rows of `width` bytes go to their starts."""
+
+    def write(shared: Array, data: Array) -> None:
+        shared.reshape(-1, width)[starts // width] = data
 
     return write
 
@@ -162,16 +209,50 @@ def bulk_landing(
     return Landing(cta, ((start, num_bytes),), barrier_offset, fetch, linear_write(start), what, where, read)
 
 
+def shared_landing(
+    sender: Cta, source: int, num_bytes: int, cta: Cta, start: int, barrier_offset: int, where: Where
+) -> Landing:
+    """`cp.async.bulk` from the shared memory of a CTA to that of another of its cluster."""
+    if num_bytes % 16 or source % 16 or start % 16 or num_bytes == 0:
+        raise Fault("out-of-bounds", f"cp.async.bulk of {num_bytes} bytes, {source:#x} -> {start:#x}: multiples of 16")
+    if sender is cta:
+        raise Fault("out-of-bounds", "cp.async.bulk from shared memory of a CTA to its own (PTX ISA 9.7.9.25.4)")
+    what = f"the bulk copy of {num_bytes} bytes from CTA {sender.index}"
+    shared = sender.shared
+    for at in (source, source + num_bytes - 1):
+        shared.offsets(np.array([at], np.uint32), 1, "a bulk copy's source")
+    granules = np.arange(source // GRANULE, (source + num_bytes) // GRANULE)
+    shared.begin_read(granules, what)
+
+    def fetch() -> Array:
+        return shared.data[source : source + num_bytes]
+
+    read = Source(shared, lambda: granules)
+    return Landing(cta, ((start, num_bytes),), barrier_offset, fetch, linear_write(start), what, where, read)
+
+
 def store_landing(cta: Cta, starts: Array, rows: Array, barrier_offset: int, where: Where) -> Landing:
-    """`st.async`: 16 bytes a lane to another CTA; neighbours become one span."""
+    """`st.async`: up to 16 bytes a lane to another CTA; neighbours of 16 bytes become one span."""
+    width = rows.shape[1]
+    if width < GRANULE:
+        return NarrowLanding(
+            cta,
+            ((int(starts.min()), rows.size),),
+            barrier_offset,
+            lambda: rows,
+            rows_write(starts, width),
+            "the st.async",
+            where,
+            generic=True,
+            starts=starts,
+            width=width,
+        )
     order = np.argsort(starts)
     starts, rows = starts[order], rows[order]
     cuts = np.flatnonzero(np.diff(starts) != GRANULE) + 1
     spans = tuple((int(part[0]), int(part.size) * GRANULE) for part in np.split(starts, cuts))
 
-    def write(shared: Array, data: Array) -> None:
-        shared.reshape(-1, GRANULE)[starts // GRANULE] = data
-
+    write = rows_write(starts, GRANULE)
     return Landing(cta, spans, barrier_offset, lambda: rows, write, "the st.async", where, generic=True)
 
 

@@ -1,14 +1,6 @@
 """`mma.sync`: a product of matrices that a warp holds in its registers.
 
-PTX ISA 9.7.14.5. Fragments of all types follow one rule: a register holds `e` neighbouring elements of a row of A or of
-a column of B, `g` is the lane over 4 and `t` the lane modulo 4:
-
-| matrix | element j of register r of a lane |
-| --- | --- |
-| A, 16 rows | row g + 8 (r % 2), column e t + 4 e (r / 2) + j |
-| A, 8 rows | row g, column e t + 4 e r + j |
-| B | row e t + 4 e r + j, column g |
-| C, D | row g + 8 (r / 2), column 2 t + r % 2; of f16 pairs row g + 8 r, column 2 t + j |
+PTX ISA 9.7.14.5; fragments as `fragments` has them.
 
 The ISA leaves the order and the rounding of a floating-point sum open. Sums of f16, bf16, tf32 and fp8 follow the model
 of the launch (`tensor_core`), which an H200 showed for `wgmma` of bf16; it is not measured for `mma.sync`.
@@ -16,7 +8,6 @@ of the launch (`tensor_core`), which an H200 showed for `wgmma` of bf16; it is n
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cakegen.emulator.text.ptx import Instruction, Register, Sink
+from cakegen.emulator.units.fragments import factor_cells, sum_cells
 from cakegen.emulator.units.product_chains import MultiplyAdd
-from cakegen.emulator.units.product_values import values_of
+from cakegen.emulator.units.product_values import add_integers, values_of
 from cakegen.emulator.units.warp_matrix.collective import (
     Collective,
     RegisterWarp,
@@ -77,25 +69,6 @@ class _Form:
     c: str
     d: str
     saturates: bool
-
-
-@functools.cache
-def _factor_cells(rows: int, registers: int, elements: int) -> tuple[Array, Array]:
-    """(row, place in K) of `[registers, 32, elements]`; B is the same with 8 rows, its columns."""
-    r = np.arange(registers)[:, None, None]
-    lane = np.arange(32)[None, :, None]
-    j = np.arange(elements)[None, None, :]
-    high, step = (r % 2, r // 2) if rows == 16 else (0 * r, r)
-    row = lane // 4 + 8 * high + 0 * j
-    return row, elements * (lane % 4) + 4 * elements * step + j
-
-
-@functools.cache
-def _sum_cells(registers: int, elements: int) -> tuple[Array, Array]:
-    """(row, column) of `[registers, 32, elements]` sums."""
-    number = np.arange(registers * elements).reshape(registers, 1, elements)
-    lane = np.arange(32)[None, :, None]
-    return lane // 4 + 8 * (number // 2), 2 * (lane % 4) + number % 2
 
 
 def decode_mma(instruction: Instruction, index: int) -> Collective:
@@ -168,7 +141,7 @@ def _factor(warp: RegisterWarp, registers: Registers, kind: str, rows: int, dept
         words = read_registers(warp, registers, "u4")
         elements = _nibbles(words) if bits == 4 else words[:, :, None].view(f"u{bits // 8}")
     matrix = np.empty((rows, depth), elements.dtype)
-    matrix[_factor_cells(rows, elements.shape[0], elements.shape[2])] = elements
+    matrix[factor_cells(rows, elements.shape[0], elements.shape[2])] = elements
     if kind in ("bf16", "f64"):
         return matrix
     return values_of(matrix, kind)
@@ -183,12 +156,12 @@ def _read_sums(warp: RegisterWarp, registers: Registers, form: _Form) -> Array:
     words = read_registers(warp, registers, "u8" if form.c == "f64" else "u4")
     elements = words[:, :, None].view(kind)
     sums = np.empty((form.m, 8), kind)
-    sums[_sum_cells(elements.shape[0], elements.shape[2])] = elements
+    sums[sum_cells(elements.shape[0], elements.shape[2])] = elements
     return sums
 
 
 def _write_sums(warp: RegisterWarp, registers: Registers, form: _Form, sums: Array) -> None:
-    elements = sums[_sum_cells(len(registers), _packed(form.d))]
+    elements = sums[sum_cells(len(registers), _packed(form.d))]
     write_registers(warp, registers, np.ascontiguousarray(elements).view("u8" if form.d == "f64" else "u4")[:, :, 0])
 
 
@@ -196,14 +169,6 @@ def _arithmetic(form: _Form) -> Callable[[MultiplyWarp, Array, Array, Array], Ar
     if form.a == "f64":
         return lambda warp, a, b, c: a @ b.T + c
     if form.d == "s32":
-        return functools.partial(_integer_sum, form.saturates)
+        return lambda warp, a, b, c: add_integers(a, b, c, form.saturates)
     kind = {"f16": np.float16, "f32": np.float32}[form.d]
     return lambda warp, a, b, c: warp.machine.multiply_add(a, b, c.astype(np.float32)).astype(kind)
-
-
-def _integer_sum(saturates: bool, warp: MultiplyWarp, a: Array, b: Array, c: Array) -> Array:
-    """Sums wrap, or with `.satfinite` stay in the range of s32."""
-    total = a.astype(np.int64) @ b.astype(np.int64).T + c
-    if saturates:
-        total = np.clip(total, -(1 << 31), (1 << 31) - 1)
-    return total.astype(np.int32)

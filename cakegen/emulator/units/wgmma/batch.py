@@ -23,12 +23,12 @@ class Product:
 
     form: WgmmaForm
     index: int
-    a: Descriptor
+    a: Descriptor | None
     b: Descriptor
     tile: Tile
 
     @property
-    def what(self) -> tuple[int, Descriptor, Descriptor]:
+    def what(self) -> tuple[int, Descriptor | None, Descriptor]:
         """What all warps of a warpgroup must agree on."""
         return self.form.instruction.place.ptx_line, self.a, self.b
 
@@ -41,13 +41,16 @@ class Part:
     ----------
     numbers
         Which of the batch they are.
+    tiles
+        Their operands, where all are bf16 in shared memory into fp32; else None.
     fresh
         Which of them start from zero.
     """
 
     form: WgmmaForm
     numbers: tuple[int, ...]
-    tiles: TileStack
+    products: tuple[Product, ...]
+    tiles: TileStack | None
     fresh: Array
 
 
@@ -58,7 +61,7 @@ class Batch:
     products: tuple[Product, ...]
     parts: tuple[Part, ...]
     granules: Array
-    what: tuple[tuple[int, Descriptor, Descriptor], ...]
+    what: tuple[tuple[int, Descriptor | None, Descriptor], ...]
     widths: tuple[int, ...]
 
 
@@ -89,7 +92,9 @@ class IssueRun:
         for form, index in self.forms:
             try:
                 form = form.at(R)
-                a, b = decode_descriptor(R[form.a], "a"), decode_descriptor(R[form.b], "b")
+                width = form.kind.width
+                a = None if form.a < 0 else decode_descriptor(R[form.a], "a", width, form.a_across)
+                b = decode_descriptor(R[form.b], "b", width, form.b_across)
                 products.append(Product(form, index, a, b, tiles.tile(a, b, warp % 4, form.n, shared)))
             except EmulationError as error:
                 _locate(error, form, warp, cta)
@@ -104,9 +109,10 @@ def make_batch(products: list[Product], tiles: TileTable) -> Batch:
     parts = []
     for numbers in by_registers.values():
         mine = [products[number] for number in numbers]
-        stack = tiles.stack(tuple(product.tile for product in mine))
+        plain = all(product.form.kind.is_plain and product.a is not None for product in mine)
+        stack = tiles.stack(tuple(product.tile for product in mine)) if plain else None
         fresh = np.array([not product.form.accumulate for product in mine], np.bool_)
-        parts.append(Part(mine[0].form, tuple(numbers), stack, fresh))
+        parts.append(Part(mine[0].form, tuple(numbers), tuple(mine), stack, fresh))
     granules = tiles.union(tuple(product.tile for product in products))
     what = tuple(product.what for product in products)
     return Batch(tuple(products), tuple(parts), granules, what, tuple(product.form.n for product in products))

@@ -17,12 +17,16 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine.memory import SharedMemory
 from cakegen.emulator.order.warp_order import WarpOrder
+from cakegen.emulator.units.fragments import factor_cells
 from cakegen.emulator.units.product_chains import MultiplyAdd, add_products
-from cakegen.emulator.units.wgmma.batch import Batch, IssueRun, Product, make_batch
+from cakegen.emulator.units.wgmma.batch import Batch, IssueRun, Part, Product, make_batch
 from cakegen.emulator.units.wgmma.form import WgmmaForm
-from cakegen.emulator.units.wgmma.operands import TileStack, TileTable
+from cakegen.emulator.units.wgmma.operands import TileTable
 
 Array = NDArray[Any]
+
+# Type of a sum -> that of a register that holds it.
+_REGISTER_TYPES = {"f4": "f4", "i4": "i4", "f2": "u4"}
 
 
 class InFlight:
@@ -44,30 +48,64 @@ class InFlight:
 
 @dataclass(eq=False)
 class Run:
-    """Products of one accumulator that were issued together: which have been added, and which start from zero."""
+    """Products of one accumulator that were issued together, and how many have been added.
 
-    tiles: TileStack
-    fresh: Array
+    Parameters
+    ----------
+    sources
+        The elements of A that a product has in registers, `[16, k]`; of none, where all are in shared memory.
+    """
+
+    part: Part
+    sources: tuple[Array | None, ...] = ()
     done: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many products there are."""
+        return self.part.fresh.size
+
+    def add(self, host: ProductHost, shared: SharedMemory, last: int, sums: Array) -> Array:
+        """Add the products up to one, which is not added."""
+        part, first, self.done = self.part, self.done, last
+        if part.tiles is not None:
+            return add_products(host.multiply_add, shared.elements, part.tiles, part.fresh, (first, last), sums)
+        for number in range(first, last):
+            product = part.products[number]
+            kind, tile = product.form.kind, product.tile
+            elements = shared.data.view(f"u{kind.width}")
+            left = elements[tile.a] if tile.a is not None else self.sources[number]
+            assert left is not None
+            before = np.zeros_like(sums) if part.fresh[number] else sums
+            sums = kind.add(host.multiply_add, left, elements[tile.b], before)
+        return sums
 
 
 @dataclass(eq=False)
 class Chain:
-    """An accumulator in flight: wgmmas on the same registers, done in their order."""
+    """An accumulator in flight: wgmmas on the same registers, done in their order; `types` are the registers'."""
 
-    registers: tuple[int, ...]
+    form: WgmmaForm
     sums: Array
     token: InFlight
+    types: tuple[np.dtype[Any], ...]
     pending: list[Run] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Group:
-    """What one `wgmma.commit_group` commits: how many products, their chains, the granules that they hold."""
+    """What one `wgmma.commit_group` commits: how many products, their chains, the granules that they hold.
+
+    Parameters
+    ----------
+    sources
+        Registers that hold A, and what they held when the product was issued.
+    """
 
     products: int = 0
     chains: set[Chain] = field(default_factory=set)
     held: list[Array] = field(default_factory=list)
+    sources: list[tuple[int, Array]] = field(default_factory=list)
 
 
 class ProductCta(Protocol):
@@ -132,6 +170,8 @@ class WgmmaUnit:
         self._host = host
         self._chains: dict[tuple[int, ...], Chain] = {}
         self._fresh: list[tuple[Batch, list[Chain]]] = []
+        # of what is in `_fresh`, the elements of A that are in registers, a product each
+        self._sources: list[Array | None] = []
         self._uncommitted = Group()
         self._groups: list[Group] = []
         self._issued = 0
@@ -164,7 +204,20 @@ class WgmmaUnit:
             batch = tiles.batches[key] = run.decode(R, warp.index, warp.cta.index, tiles, warp.cta.shared)
         warp.cta.match_warpgroup(warp.index, self._issued, batch.what)
         self._issued += len(batch.products)
+        self._sources += [self._read_source(product.form, R) for product in batch.products]
         self._fresh.append((batch, [self._chain(part.form, R) for part in batch.parts]))
+
+    def _read_source(self, form: WgmmaForm, R: list[Any]) -> Array | None:
+        """A of a product from registers, which must not change until it is waited for (PTX ISA 9.7.15.7.1)."""
+        if form.a >= 0:
+            return None
+        width = form.kind.width
+        words = np.stack([R[index].view("u4") for index in form.a_registers])
+        elements = words[:, :, None].view(f"u{width}")
+        source = np.empty((16, form.kind.depth), elements.dtype)
+        source[factor_cells(16, len(words), elements.shape[2])] = elements
+        self._uncommitted.sources += [(index, R[index]) for index in form.a_registers]
+        return source
 
     def flush(self) -> None:
         """What was issued since the last flush begins to read shared memory, all of it at once.
@@ -175,6 +228,7 @@ class WgmmaUnit:
             What it reads is not there, is still being written, or nothing orders the read behind the write.
         """
         fresh, self._fresh = self._fresh, []
+        sources, self._sources = self._sources, []
         for batch, chains in self._together(fresh):
             try:
                 self._hold(batch.granules, batch.products[0].index)
@@ -188,7 +242,7 @@ class WgmmaUnit:
             group.chains.update(chains)
             at_once = self._host.schedule_products(self._warp.index, batch.widths)
             for part, chain in zip(batch.parts, chains, strict=True):
-                chain.pending.append(Run(part.tiles, part.fresh))
+                chain.pending.append(Run(part, tuple(sources[number] for number in part.numbers)))
                 count = max((at + 1 for at, number in enumerate(part.numbers) if at_once[number]), default=0)
                 if count:
                     self._execute(chain, count)
@@ -248,25 +302,23 @@ class WgmmaUnit:
         if chain is None:
             if self._warp.thread is not None:
                 self._check_registers(form, R)
-            stacked = np.stack([R[index] for index in form.registers])
+            stacked = np.stack([R[index] for index in form.registers]).view(_REGISTER_TYPES[form.kind.sum_type])
             token = InFlight(f"`{form.instruction.opcode}` at {form.instruction.place}")
-            chain = self._chains[form.registers] = Chain(form.registers, _to_matrix(stacked), token)
+            types = tuple(R[index].dtype for index in form.registers)
+            chain = Chain(form, _to_matrix(stacked, form.kind.sum_type), token, types)
+            self._chains[form.registers] = chain
             for index in form.registers:
                 R[index] = token
         return chain
 
     def _execute(self, chain: Chain, count: int = -1) -> None:
         """Add all that is pending of an accumulator in its order; of the newest run, so many products (-1: all)."""
-        elements = self._warp.cta.shared.elements
         newest = len(chain.pending) - 1
         for number, run in enumerate(chain.pending):
-            last = count if number == newest and count >= 0 else run.fresh.size
-            chain.sums = add_products(
-                self._host.multiply_add, elements, run.tiles, run.fresh, (run.done, last), chain.sums
-            )
-            run.done = last
+            last = count if number == newest and count >= 0 else run.count
+            chain.sums = run.add(self._host, self._warp.cta.shared, last, chain.sums)
         newest_run = chain.pending[-1]
-        chain.pending = [newest_run] if newest_run.done < newest_run.fresh.size else []
+        chain.pending = [newest_run] if newest_run.done < newest_run.count else []
 
     def commit(self) -> None:
         """`wgmma.commit_group`."""
@@ -285,6 +337,9 @@ class WgmmaUnit:
                     self._execute(chain)
             for granules in group.held:
                 self._warp.cta.shared.end_read(granules)
+            for index, value in group.sources:
+                if R[index] is not value:
+                    raise Fault("pending-read", "a register of A was written while its wgmma was in flight")
         if self._warp.thread is not None and self._slot >= 0:
             self._warp.thread.learn(self._slot, self._committed - len(self._groups))
         live = {chain for group in (*self._groups, self._uncommitted) for chain in group.chains}
@@ -294,20 +349,25 @@ class WgmmaUnit:
                 del self._chains[key]
 
     def _write_back(self, chain: Chain, R: list[Any]) -> None:
-        for index, values in zip(chain.registers, _to_registers(chain.sums), strict=True):
+        written = _to_registers(chain.sums)
+        for index, kind, values in zip(chain.form.registers, chain.types, written, strict=True):
+            values = values if values.dtype == kind else values.view(kind)
             if R[index] is not chain.token:
                 raise Fault("pending-write", "an accumulator register was written while its wgmma was in flight")
             R[index] = values
             self._fenced[index] = values
 
 
-def _to_matrix(registers: Array) -> Array:
-    """`[n / 2, 32]` registers -> `[16, n]` rows of the warp.
+def _to_matrix(registers: Array, kind: str) -> Array:
+    """`[n / 2, 32]` registers -> `[16, n]` rows of the warp; of f16, `[n / 4, 32]` of pairs.
 
     Register i of lane l holds row l / 4 + 8 ((i >> 1) & 1), column 8 (i >> 2) + 2 (l % 4) + (i & 1) (PTX ISA
-    9.7.15.5.1).
+    9.7.15.5.1); a pair is two that follow each other.
     """
     count = registers.shape[0]
+    if kind == "f2":
+        pairs = np.ascontiguousarray(registers)[:, :, None].view(kind).reshape(count // 2, 2, 8, 4, 2)
+        return np.ascontiguousarray(pairs.transpose(1, 2, 0, 3, 4)).reshape(16, count * 4)
     cube = registers.reshape(count // 4, 2, 2, 8, 4)
     return np.ascontiguousarray(cube.transpose(1, 3, 0, 4, 2)).reshape(16, count * 2)
 
@@ -316,4 +376,7 @@ def _to_registers(matrix: Array) -> Array:
     """The inverse of `_to_matrix`."""
     n = matrix.shape[1]
     cube = matrix.reshape(2, 8, n // 8, 4, 2)
+    if matrix.dtype.itemsize == 2:
+        pairs = np.ascontiguousarray(cube.transpose(2, 0, 1, 3, 4)).reshape(n // 4, 64)
+        return pairs.view("u4")
     return np.ascontiguousarray(cube.transpose(2, 0, 4, 1, 3)).reshape(n // 2, 32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,47 +14,82 @@ from cakegen.emulator.machine.memory import GRANULE, SharedMemory
 from cakegen.errors import EmulationError
 
 Array = NDArray[Any]
-# Start and stride between 8-row groups, in bytes; and the base offset: the 128-byte row of 1024 bytes in which the
-# swizzle's pattern starts.
-Descriptor = tuple[int, int, int]
+
+
+class Descriptor(NamedTuple):
+    """An operand in shared memory. Distances in bytes.
+
+    Parameters
+    ----------
+    start, leading, stride
+        Fields of the descriptor; what they step over depends on the layout (`_offsets`).
+    base
+        The base offset: the 128-byte row of 1024 bytes in which the swizzle's pattern starts.
+    row_bytes
+        Of a row of the atom: 16 without a swizzle.
+    across
+        M- or N-major: elements along the rows are neighbours; else K-major.
+    width
+        Bytes of an element.
+    """
+
+    start: int
+    leading: int
+    stride: int
+    base: int
+    row_bytes: int
+    across: bool
+    width: int
+
 
 _FIELDS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62
-_SWIZZLE_128B = 1
+# Swizzle code -> bytes of a row of the atom.
+_ROW_BYTES = {0: 16, 1: 128, 2: 64, 3: 32}
 _ATOM_BYTES = 1024
 
 
-def decode_descriptor(lanes: Array, name: str) -> Descriptor:
-    """The fields of the descriptor of a K-major operand with the 128-byte swizzle.
+def decode_descriptor(lanes: Array, name: str, width: int = 2, across: bool = False) -> Descriptor:
+    """The fields of an operand's descriptor.
 
     Raises
     ------
     Fault, EmulationError
         It is not the same in all lanes, not valid, or of a layout that is not modelled.
     """
-    return _decode(lanes.tobytes(), name)
+    return _decode(lanes.tobytes(), name, width, across)
 
 
 @functools.lru_cache(maxsize=4096)
-def _decode(lanes: bytes, name: str) -> Descriptor:
+def _decode(lanes: bytes, name: str, width: int, across: bool) -> Descriptor:
     value = int.from_bytes(lanes[:8], "little")
     if lanes != lanes[:8] * 32:
         raise Fault("descriptor", f"the lanes of a warp disagree on the descriptor of {name}")
     if value & ~_FIELDS:
         raise Fault("descriptor", f"descriptor of {name} {value:#018x} sets reserved bits")
-    start, stride = (value & 0x3FFF) << 4, (value >> 32 & 0x3FFF) << 4
-    if value >> 62 != _SWIZZLE_128B:
-        raise EmulationError(f"descriptor of {name} {value:#018x}: only the 128-byte swizzle (code 1) is modelled")
-    base = value >> 49 & 7
-    row = ((start >> 7) - base) % 8
-    if row or start % 32:
+    start, leading, stride = ((value >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+    found = Descriptor(start, leading, stride, value >> 49 & 7, _ROW_BYTES[value >> 62], across, width)
+    if found.row_bytes < 128 and found.base:
+        raise EmulationError(f"descriptor of {name} {value:#018x}: a base offset needs the 128-byte swizzle (code 1)")
+    if found.row_bytes > 16:
+        _check_atom(found, name)
+    return found
+
+
+def _check_atom(found: Descriptor, name: str) -> None:
+    """A swizzled operand starts in row 0 of its atom, and strides over whole atoms."""
+    start, period = found.start, 8 * found.row_bytes
+    row = ((start >> 7) - found.base) % 8 if found.row_bytes == 128 else start % period // found.row_bytes
+    if row or start % 32 or (found.across and start % found.row_bytes):
         raise Fault(
             "descriptor",
-            f"descriptor of {name}: start {start:#x}, base offset {base} lies in row {row} of its 1024-byte atom at "
-            f"byte {start % 128}; a tile starts in row 0, at a multiple of 32",
+            f"descriptor of {name}: start {start:#x}, base offset {found.base} lies in row {row} of its {period}-byte "
+            f"atom at byte {start % found.row_bytes}; a tile starts in row 0, at a multiple of 32",
         )
-    if stride == 0 or stride % _ATOM_BYTES:
-        raise Fault("descriptor", f"descriptor of {name}: stride {stride} between 8-row groups is no multiple of 1024")
-    return start, stride, base
+    if found.stride == 0 or found.stride % period:
+        groups = "groups of 8 along K" if found.across else "8-row groups"
+        raise Fault(
+            "descriptor", f"descriptor of {name}: stride {found.stride} between {groups} is no multiple of {period}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,19 +99,19 @@ class Tile:
     Parameters
     ----------
     a, b
-        `[16, 16]` and `[n, 16]` indices of bf16 elements.
+        `[16, k]` and `[n, k]` indices of elements; A is None where it is in registers.
     granules
         Of both, each once.
     """
 
-    a: Array
+    a: Array | None
     b: Array
     granules: Array
 
 
 @dataclass(frozen=True, eq=False)
 class TileStack:
-    """Tiles of products that follow each other: `[products, 16, 16]` and `[products, n, 16]` indices."""
+    """Tiles of products that follow each other: `[products, 16, k]` and `[products, n, k]` indices."""
 
     a: Array
     b: Array
@@ -86,29 +121,33 @@ class TileTable:
     """Where the elements of operands lie in shared memory, computed once a pair of descriptors."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Descriptor, Descriptor, int, int], Tile] = {}
+        self._known: dict[tuple[Descriptor | None, Descriptor, int, int], Tile] = {}
         self._unions: dict[tuple[Tile, ...], Array] = {}
         # products that were decoded together (`batch`), by what they depend on
         self.batches: dict[Any, Any] = {}
         self._stacks: dict[tuple[Tile, ...], TileStack] = {}
 
-    def tile(self, a: Descriptor, b: Descriptor, quarter: int, n: int, shared: SharedMemory) -> Tile:
+    def tile(self, a: Descriptor | None, b: Descriptor, quarter: int, n: int, shared: SharedMemory) -> Tile:
         """A warp's quarter of the 64 rows of a, and all `n` rows of b."""
         key = (a, b, quarter, n)
         tile = self._known.get(key)
         if tile is None:
-            elements = _elements(*a, 16 * quarter, 16), _elements(*b, 0, n)
-            granules = np.unique(np.concatenate([each.ravel() for each in elements]) * 2 // GRANULE)
-            tile = self._known[key] = Tile(*elements, granules)
+            right = _addresses(b, 0, n)
+            left = None if a is None else _addresses(a, 16 * quarter, 16)
+            both = [each.ravel() for each in (left, right) if each is not None]
+            granules = np.unique(np.concatenate(both) // GRANULE)
+            width = b.width
+            tile = self._known[key] = Tile(None if left is None else left // width, right // width, granules)
         if int(tile.granules[-1]) * GRANULE >= shared.num_bytes:
-            start = max(a[0], b[0])
+            start = max(b.start, 0 if a is None else a.start)
             raise Fault("descriptor", f"an operand at {start:#x} ends behind the CTA's {shared.num_bytes:#x} bytes")
         return tile
 
     def stack(self, tiles: tuple[Tile, ...]) -> TileStack:
-        """Some tiles in one piece."""
+        """Some tiles, with A in shared memory, in one piece."""
         if tiles not in self._stacks:
-            self._stacks[tiles] = TileStack(np.stack([tile.a for tile in tiles]), np.stack([tile.b for tile in tiles]))
+            left = np.stack([tile.a for tile in tiles if tile.a is not None])
+            self._stacks[tiles] = TileStack(left, np.stack([tile.b for tile in tiles]))
         return self._stacks[tiles]
 
     def union(self, tiles: tuple[Tile, ...]) -> Array:
@@ -118,12 +157,27 @@ class TileTable:
         return self._unions[tiles]
 
 
-def _elements(start: int, stride: int, base: int, row: int, rows: int) -> Array:
-    """`[rows, 16]` indices of bf16 elements, of rows from `row` on.
+def _addresses(found: Descriptor, row: int, rows: int) -> Array:
+    """`[rows, k]` addresses of elements, of rows from `row` on.
 
-    The offset of an element is `row % 8 * 128 + row / 8 * stride + k * 2` from the start; bits 4 to 6 of the sum are
-    then xored with bits 7 to 9 less the base offset (PTX ISA 9.7.15.5.1.2; docs/hopper-answers.md).
+    Bits 4 and up of the address are xored with bits 7 and up, less the base offset (PTX ISA 9.7.15.5.1.2;
+    docs/hopper-answers.md).
     """
+    linear = found.start + _offsets(found, row, rows)
+    bits = found.row_bytes // GRANULE - 1
+    return np.asarray(linear ^ (((linear >> 7) - found.base & bits) << 4))
+
+
+def _offsets(found: Descriptor, row: int, rows: int) -> Array:
+    """Byte offsets from the start, before the swizzle, in the canonical layouts (PTX ISA 9.7.15.5.1)."""
     r = np.arange(row, row + rows)[:, None]
-    linear = start + r % 8 * 128 + r // 8 * stride + np.arange(16)[None, :] * 2
-    return np.asarray((linear ^ (((linear >> 7) - base & 7) << 4)) // 2)
+    k = np.arange(32 // found.width)[None, :]
+    row_bytes, leading, stride = found.row_bytes, found.leading, found.stride
+    along = k * found.width
+    if not found.across:
+        inner = along // 16 * leading + along % 16 if row_bytes == 16 else along
+        return r % 8 * row_bytes + r // 8 * stride + inner
+    if row_bytes == 16:
+        return r % 8 * 2 + r // 8 * stride + k % 8 * 16 + k // 8 * leading
+    chunk = row_bytes // 2
+    return r % chunk * 2 + r // chunk * leading + k % 8 * row_bytes + k // 8 * stride
