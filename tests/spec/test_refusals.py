@@ -23,7 +23,7 @@ from cakegen.spec.sections import TargetSection, model_section, section_of
 def test_sections_have_the_fields_of_their_records() -> None:
     block = read_block(block_file("latent_moe"))
     assert list(model_section(block).model_fields) == [*block.widths, *block.numbers]
-    assert {*block.widths, "norm_eps", "activation"} == {field.name for field in dataclasses.fields(ModelDims)}
+    assert {*block.widths, "norm_eps", "activation", "block"} == {field.name for field in dataclasses.fields(ModelDims)}
     assert list(TargetSection.model_fields) == [field.name for field in dataclasses.fields(Target)]
 
 
