@@ -107,8 +107,6 @@ class TimedMachine(Machine):
         super().__init__(*arguments, **options)
         self.memory.observer = self._note_access
 
-    # ---- events ----
-
     def _schedule(self, at: float, what: Warp | Pending) -> None:
         self._serial += 1
         heapq.heappush(self._events, (at, self._serial, what))
@@ -174,8 +172,6 @@ class TimedMachine(Machine):
             self._sms[cta.index] = sm
             self.time.ctas += 1
         return sm
-
-    # ---- what warps do ----
 
     def _turn(self, warp: Warp) -> None:
         """One stop at the warp's time, then blocks up to the next stop."""
@@ -276,8 +272,6 @@ class TimedMachine(Machine):
             return figures.cycles(figures.shared_latency.value if "try_wait" in parts else cycles)
         return figures.cycles(cycles)
 
-    # ---- products ----
-
     def schedule_products(self, warp: int, widths: Sequence[int]) -> list[bool]:
         """Products of one warp: its quarter of 64 rows, on the tensor core of its scheduler."""
         acting = self._acting
@@ -305,8 +299,6 @@ class TimedMachine(Machine):
             return 0.0
         del ends[: len(retired)]
         return retired[-1] + self.figures.product_latency.value
-
-    # ---- what is on its way ----
 
     def issue(self, operation: Pending) -> None:
         """Say when it happens."""

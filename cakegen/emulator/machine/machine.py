@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from cakegen.emulator.faults import Fault, Where
 from cakegen.emulator.machine import reports, synchronise
 from cakegen.emulator.machine.adversary import Adversary, ReadyWarps
+from cakegen.emulator.machine.convergence import are_together
 from cakegen.emulator.machine.memory import PARAM_WINDOW, SHARED_START, GlobalMemory
 from cakegen.emulator.machine.module_memory import place_variables
 from cakegen.emulator.machine.residency import LaunchShape, Prerequisite, Residency
 from cakegen.emulator.machine.warp import Strand, Warp
 from cakegen.emulator.order.access_order import AccessOrder
 from cakegen.emulator.text.forms.writer import BANK_TYPES
-from cakegen.emulator.text.ptx import MALFORMED, Immediate, Kernel, Register, malformed
+from cakegen.emulator.text.ptx import MALFORMED, Kernel, malformed
 from cakegen.emulator.text.reach import EXIT
-from cakegen.emulator.text.stops import MEMBER_MASKED
 from cakegen.emulator.text.translate import Program
 from cakegen.emulator.units.pending import Pending
 from cakegen.emulator.units.product_chains import MultiplyAdd
@@ -169,8 +169,6 @@ class Machine:
             block.extend(value)
         return bytes(block)
 
-    # ---- what instructions ask for ----
-
     def parameter(self, offset: int, kind: str) -> Array:
         """A kernel parameter as 32 equal lanes."""
         key = (offset, kind)
@@ -234,8 +232,6 @@ class Machine:
         if not warp.queued and not warp.done:
             warp.queued = True
             self.ready.enter(warp)
-
-    # ---- the loop ----
 
     def run(self) -> None:
         """Run the launch alone, to its end.
@@ -392,24 +388,10 @@ class Machine:
         warp.merge()
         best = None
         for strand in warp.strands:
-            if strand.waits_for is None and (best is None or strand.pc < best.pc) and self._together(strand):
+            if strand.waits_for is None and (best is None or strand.pc < best.pc) and self._is_whole(strand):
                 best = strand
         return best
 
-    def _together(self, strand: Strand) -> bool:
+    def _is_whole(self, strand: Strand) -> bool:
         """Whether the lanes that an instruction wants are all there."""
-        if strand.pc not in self._converging:
-            return True
-        wanted = strand.warp.live_lanes()
-        instruction = self.kernel.instructions[strand.pc]
-        if "aligned" not in instruction.parts and instruction.root != "barrier" and instruction.operands:
-            members = instruction.operands[-1]
-            if instruction.root in MEMBER_MASKED or instruction.parts[1:2] == ("warp",):
-                wanted = wanted & self._member_lanes(members, strand)
-        return not np.count_nonzero(wanted & ~strand.mask)
-
-    def _member_lanes(self, operand: Any, strand: Strand) -> Array:
-        value = operand.value if isinstance(operand, Immediate) else 0xFFFFFFFF
-        if isinstance(operand, Register):
-            value = int(np.bitwise_or.reduce(strand.warp.registers[operand.index][strand.mask]))
-        return (value >> np.arange(32) & 1).astype(np.bool_)
+        return strand.pc not in self._converging or are_together(strand, self.kernel.instructions[strand.pc])

@@ -68,6 +68,7 @@ class Scope:
     labels: dict[str, int] = field(default_factory=dict)
 
     def register(self, name: str) -> Register | None:
+        """The register of that name; None: none is declared."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.registers:
@@ -85,6 +86,7 @@ class Scope:
         return name
 
     def label(self, name: str) -> int | None:
+        """The instruction behind a label; None: there is no such label."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.labels:
@@ -369,6 +371,7 @@ class Body:
         return tuple(done)
 
     def label_places(self) -> Iterator[int]:
+        """The instructions behind labels, of every scope."""
         for scope in self._scopes:
             yield from scope.labels.values()
 
