@@ -59,7 +59,7 @@ REFUSALS = {
     "huge_shared": "PTX line 6: s has 99999999999 bytes; a CTA has at most 232448",
     "operand_count": "PTX line 7: 'add.s32 %r1, %r2': add has 3 operands",
     "unclosed_parameters": "PTX line 4: .entry patience: its list of parameters never ends",
-    "unknown_symbol": "PTX line 7: nothing is called nowhere: no parameter, and no shared variable",
+    "unknown_symbol": "PTX line 7: nothing is called nowhere: no parameter, and no variable",
 }
 
 
