@@ -157,6 +157,11 @@ def _program_lines(program: TreeProgram) -> list[str]:
     return [
         *textwrap.wrap(f"{program.spec.summary}. Architectures: {', '.join(program.arches)}.", MAX_COLUMNS),
         "",
-        f"- file `csrc/cake_{program.spec.export}/{program.kernel_file}`",
+        *_file_lines(f"csrc/cake_{program.spec.export}", program.kernel_file),
         *(f"- key `{entry.key}`" for entry in program.keys),
     ]
+
+
+def _file_lines(folder: str, file: str) -> list[str]:
+    line = f"- file `{folder}/{file}`"
+    return [line] if len(line) <= MAX_COLUMNS else [f"- file `{file}`", f"  in `{folder}`"]

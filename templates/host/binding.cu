@@ -9,7 +9,13 @@
 namespace {
 
 struct Binding {
+//# A line has at most 120 columns, whatever an export's name is.
+//% if spec.name | length > 76
+    static constexpr const char* kName =
+        "${spec.name | ident}";
+//% else
     static constexpr const char* kName = "${spec.name | ident}";
+//% endif
     static constexpr cake_host::Argument kArguments[] = {
 //# By pointer: bf16 elements are raw bits.
 //% set dtypes = {"u16*": ["kDLBfloat", 16], "float*": ["kDLFloat", 32], "u32*": ["kDLInt", 32], "u64*": ["kDLInt", 64]}
@@ -39,7 +45,12 @@ struct Binding {
 //% set extents = [launch.block[0], launch.cluster[0]]
 //% set facts = extents + [launch.cooperative, launch.programmatic, launch.dynamic_smem_bytes]
     static constexpr cake_host::Attributes kLaunch{${facts | map("literal") | join(", ") | code}};
+//% if spec.name | length > 74
+    static constexpr auto* kKernel =
+        &kernel_${spec.name | ident};
+//% else
     static constexpr auto* kKernel = &kernel_${spec.name | ident};
+//% endif
 };
 
 }  // namespace

@@ -330,3 +330,12 @@ def test_two_specifications_of_one_name_are_refused(templates: Path) -> None:
     other = dataclasses.replace(again, program=dataclasses.replace(again.program, summary="another"))
     with pytest.raises(EmitError, match=r"share one canonical form but differ in summary"):
         render_tree(small_model(), "tiny_latent_moe", templates, keys=(*keys, other))
+
+
+def test_lines_fit_the_columns_whatever_the_name_of_the_export_is() -> None:
+    targets = tuple(Target(arch, (1,), (132,)) for arch in ("sm_90a", "sm_100a"))
+    model = dataclasses.replace(tiny_model(), name="m" * 40, targets=targets)
+    tree = render_tree(model, model.name)
+    assert {path.rpartition(".")[2] for path in tree.files} == {"cu", "md", "py"}
+    assert max(len(line) for text in tree.files.values() for line in text.splitlines()) <= 120
+    assert f"  in `csrc/cake_{model.name}`" in tree.files["README.md"].splitlines()
