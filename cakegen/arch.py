@@ -59,6 +59,11 @@ class Architecture:
         """Suffix of a logical key: empty for the family whose keys are published, else `@<name>`."""
         return "" if self.family == "sm100" else f"@{self.name}"
 
+    def resident_ctas(self, dynamic_smem_bytes: int) -> int:
+        """CTAs of so much dynamic shared memory that an SM's shared memory holds."""
+        system_bytes = self.smem_per_sm_bytes - self.max_dynamic_smem_bytes
+        return self.smem_per_sm_bytes // (dynamic_smem_bytes + system_bytes)
+
 
 ARCHITECTURES: dict[str, Architecture] = {
     arch.name: arch

@@ -12,7 +12,7 @@ from support.import_circles import circles, import_graph
 import cakegen
 
 ROOT = Path(cakegen.__file__).parent
-LEAVES = {"errors", "compiler_flags", "plain_files", "visible"}
+LEAVES = {"errors", "compiler_flags", "plain_files", "toml_file", "visible"}
 ALLOWED = {
     "version": set(),
     "__init__": {"version"},
@@ -20,6 +20,7 @@ ALLOWED = {
     "paths": set(),
     "compiler_flags": set(),
     "plain_files": set(),
+    "toml_file": {"errors"},
     "visible": set(),
     "renamed_keys": set(),
     "arch": LEAVES,
@@ -40,7 +41,7 @@ ALLOWED = {
     "emit": LEAVES | {"arch", "functions", "known_faults", "model", "operands", "paths", "plan", "registry", "rules"},
     "runtime": LEAVES | {"arch", "known_faults", "model", "operands", "paths", "plan", "registry", "compile"},
     "emulator": LEAVES | {"arch", "model", "operands", "paths", "plan", "registry", "rules", "compile", "runtime"},
-    "timing": LEAVES | {"model", "operands", "plan", "registry", "runtime", "emulator"},
+    "timing": LEAVES | {"arch", "model", "operands", "plan", "registry", "runtime", "emulator"},
     "compat": LEAVES | {"operands", "runtime"},
     "review": LEAVES | {"compile", "registry", "renamed_keys"},
     "doctor": LEAVES | {"arch", "known_faults", "model", "paths", "plan", "registry", "compile", "runtime", "__init__"},

@@ -43,8 +43,7 @@ def tensor_memory_constants(model: Model, form: DecodeForm, smem: DecodeSmem) ->
 
 def _refuse_shared_columns(model: Model, form: DecodeForm, columns: int, smem_bytes: int) -> None:
     arch = family_member("sm100")
-    system_bytes = arch.smem_per_sm_bytes - arch.max_dynamic_smem_bytes
-    ctas = arch.smem_per_sm_bytes // (smem_bytes + system_bytes)
+    ctas = arch.resident_ctas(smem_bytes)
     if ctas * columns > arch.tensor_memory_cols:
         raise EmitError(
             f"{model.name}: decode {form.stage} TP {form.tp} n_pad={form.n_pad}: {arch.smem_per_sm_bytes} bytes of "

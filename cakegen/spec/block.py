@@ -13,7 +13,8 @@ from cakegen import paths
 from cakegen.block import Block, Call, Prepared, Product, RowsStage, Segment, SumStage, is_symbol, parse_call
 from cakegen.errors import SpecError
 from cakegen.functions import ACTIVATIONS, NORMS, Activation, RowNorm
-from cakegen.spec.faults import explain, read_toml
+from cakegen.spec.faults import explain
+from cakegen.toml_file import read_toml
 
 _FORMS: dict[str, TypeAdapter[Any]] = {"rows": TypeAdapter(RowsStage), "sum": TypeAdapter(SumStage)}
 _LARGEST = 32

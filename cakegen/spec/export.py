@@ -15,11 +15,12 @@ from cakegen.errors import SpecError
 from cakegen.model import Model, ModelDims, NamedFunction, Target
 from cakegen.plan import FAMILIES
 from cakegen.spec.block import block_file, parse_block, read_block
-from cakegen.spec.faults import explain, frozen, read_toml
+from cakegen.spec.faults import explain, frozen
 from cakegen.spec.honoured import missing_parts
 from cakegen.spec.legality import check_model
 from cakegen.spec.rules_file import parse_rules
 from cakegen.spec.sections import Name, RequestsSection, Section, TargetSection, model_section
+from cakegen.toml_file import read_toml
 
 
 class ExportSpec(Section):

@@ -16,8 +16,9 @@ from cakegen import paths
 from cakegen.errors import SpecError
 from cakegen.model import from_literal
 from cakegen.rules import field_meaning, nested_table, rule_fields
-from cakegen.spec.faults import explain, frozen, read_toml
+from cakegen.spec.faults import explain, frozen
 from cakegen.spec.sections import section_of
+from cakegen.toml_file import read_toml
 
 _COLUMNS = 120
 

@@ -1,14 +1,14 @@
-"""A device as data: what each of its parts takes, with unit, source and how sure. Imports paths and errors only."""
+"""A device as data: what each of its parts takes, with unit, source and how sure. Imports errors and toml_file."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from cakegen.errors import SpecError
+from cakegen.toml_file import read_toml
 
 DEVICES = Path(__file__).parent / "devices"
 GRADES = ("measured", "derived", "published", "assumed")
@@ -36,6 +36,11 @@ class Figure:
     low: float
     high: float
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether more of it is better: something in a time. A time is better when it is less."""
+        return "/" in self.unit
+
     def scaled(self, factor: float) -> Figure:
         """The same figure with other numbers."""
         return Figure(self.value * factor, self.unit, self.grade, self.source, self.low * factor, self.high * factor)
@@ -43,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """All that a prediction takes of a device; each field that is a `Figure` names its unit in `UNITS`.
+    """All that a prediction takes of a device; each field that is a `Figure` names its unit.
 
     Parameters
     ----------
@@ -66,8 +71,8 @@ class DeviceFigures:
     copy_issue, wait_wake, barrier_wake, cluster_wake
         What a thread takes to issue a bulk copy; from the completion of an mbarrier, of a named barrier and of a
         cluster's barrier to the next instruction of who waits.
-    atomic, fence_gpu, fence_proxy
-        Of an atomic whose result is wanted; of a fence at the scope of the GPU; of a proxy fence.
+    atomic, fence_gpu
+        Of an atomic whose result is wanted; of a fence at the scope of the GPU.
     store_drain
         From the last store of a kernel until the launch counts as complete.
     product_rate, product_latency
@@ -83,36 +88,34 @@ class DeviceFigures:
     name: str
     arch: str
     sm_count: int
-    l2_bytes: int
-    clock: Figure
-    launch: Figure
-    launch_gap: Figure
-    memory_rate: Figure
-    memory_latency: Figure
-    l2_rate: Figure
-    l2_latency: Figure
-    sm_ingress: Figure
-    load_latency: Figure
-    load_l2_latency: Figure
-    peer_latency: Figure
-    peer_rate: Figure
-    copy_issue: Figure
-    wait_wake: Figure
-    barrier_wake: Figure
-    cluster_wake: Figure
-    atomic: Figure
-    fence_gpu: Figure
-    fence_proxy: Figure
-    store_drain: Figure
-    product_rate: Figure
-    product_latency: Figure
-    shared_rate: Figure
-    issue_rate: Figure
-    alu_latency: Figure
-    special_latency: Figure
-    shared_latency: Figure
-    shuffle_latency: Figure
-    branch_latency: Figure
+    clock: Annotated[Figure, "cycles/ns"]
+    launch: Annotated[Figure, "ns"]
+    launch_gap: Annotated[Figure, "ns"]
+    memory_rate: Annotated[Figure, "bytes/ns"]
+    memory_latency: Annotated[Figure, "ns"]
+    l2_rate: Annotated[Figure, "bytes/ns"]
+    l2_latency: Annotated[Figure, "ns"]
+    sm_ingress: Annotated[Figure, "bytes/ns"]
+    load_latency: Annotated[Figure, "ns"]
+    load_l2_latency: Annotated[Figure, "ns"]
+    peer_latency: Annotated[Figure, "ns"]
+    peer_rate: Annotated[Figure, "bytes/ns"]
+    copy_issue: Annotated[Figure, "ns"]
+    wait_wake: Annotated[Figure, "ns"]
+    barrier_wake: Annotated[Figure, "ns"]
+    cluster_wake: Annotated[Figure, "ns"]
+    atomic: Annotated[Figure, "ns"]
+    fence_gpu: Annotated[Figure, "ns"]
+    store_drain: Annotated[Figure, "ns"]
+    product_rate: Annotated[Figure, "multiply-adds/cycle"]
+    product_latency: Annotated[Figure, "ns"]
+    shared_rate: Annotated[Figure, "bytes/cycle"]
+    issue_rate: Annotated[Figure, "instructions/cycle"]
+    alu_latency: Annotated[Figure, "cycles"]
+    special_latency: Annotated[Figure, "cycles"]
+    shared_latency: Annotated[Figure, "cycles"]
+    shuffle_latency: Annotated[Figure, "cycles"]
+    branch_latency: Annotated[Figure, "cycles"]
 
     def figures(self) -> dict[str, Figure]:
         """Name -> figure."""
@@ -123,37 +126,12 @@ class DeviceFigures:
         return number / self.clock.value
 
 
-UNITS = {
-    "clock": "cycles/ns",
-    "launch": "ns",
-    "launch_gap": "ns",
-    "memory_rate": "bytes/ns",
-    "memory_latency": "ns",
-    "l2_rate": "bytes/ns",
-    "l2_latency": "ns",
-    "sm_ingress": "bytes/ns",
-    "load_latency": "ns",
-    "load_l2_latency": "ns",
-    "peer_latency": "ns",
-    "peer_rate": "bytes/ns",
-    "copy_issue": "ns",
-    "wait_wake": "ns",
-    "barrier_wake": "ns",
-    "cluster_wake": "ns",
-    "atomic": "ns",
-    "fence_gpu": "ns",
-    "fence_proxy": "ns",
-    "store_drain": "ns",
-    "product_rate": "multiply-adds/cycle",
-    "product_latency": "ns",
-    "shared_rate": "bytes/cycle",
-    "issue_rate": "instructions/cycle",
-    "alu_latency": "cycles",
-    "special_latency": "cycles",
-    "shared_latency": "cycles",
-    "shuffle_latency": "cycles",
-    "branch_latency": "cycles",
+UNITS: dict[str, str] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(DeviceFigures, include_extras=True).items()
+    if get_origin(hint) is Annotated
 }
+"""Figure -> its unit."""
 
 
 def device_names() -> list[str]:
@@ -170,22 +148,14 @@ def load_device(name: str) -> DeviceFigures:
         There is none of that name, or its file says too little, too much, or something in another unit.
     """
     path = Path(name) if "/" in name or name.endswith(".toml") else DEVICES / f"{name}.toml"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError(
-            f"{name}: no such device file ({error.strerror}); there are {', '.join(device_names())}, or name a TOML "
-            "file by its path"
-        ) from None
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: is no TOML: {error}") from None
-    return _device_of(path, found)
+    if not path.is_file():
+        known = ", ".join(device_names())
+        raise SpecError(f"{name}: no such device file ({path}); there are {known}, or name a TOML file by its path")
+    return _device_of(path, read_toml(path, "a device is a file of figures (`cakegen docs predict`)"))
 
 
 def _device_of(path: Path, found: Mapping[str, Any]) -> DeviceFigures:
-    plain = {"name": str, "arch": str, "sm_count": int, "l2_bytes": int}
+    plain = {"name": str, "arch": str, "sm_count": int}
     wanted = [each.name for each in fields(DeviceFigures)]
     missing, unknown = [name for name in wanted if name not in found], sorted(set(found) - set(wanted))
     if missing or unknown:

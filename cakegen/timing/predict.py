@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cakegen.arch import architecture
 from cakegen.emulator.launches.cases import Case, planned_call
 from cakegen.emulator.launches.launch import Options, emulate_plan
 from cakegen.emulator.machine.residency import LaunchShape
@@ -22,8 +23,8 @@ from cakegen.timing.figures import DeviceFigures
 from cakegen.timing.machine import InOrder, LaunchTime, TimedMachine
 from cakegen.timing.pipes import MemorySystem
 
-SM_SHARED_BYTES, CTA_RESERVED_BYTES, SM_THREADS = 228 * 1024, 1024, 2048
-"""CUDA C++ Programming Guide, compute capabilities 9.0 and 10.0."""
+# CUDA C++ Programming Guide, compute capabilities 9.0 and 10.0.
+_SM_THREADS = 2048
 _LATENCY = "latency"
 _BUSY_ENOUGH = 0.5
 BETTER = {
@@ -95,18 +96,18 @@ def predict(registry: Registry, case: Case, figures: DeviceFigures) -> Predictio
 
 def better(figures: DeviceFigures, part: str, factor: float) -> DeviceFigures:
     """The device with a part made better: rates times a factor, and times divided by it."""
-    rates = {"memory_rate", "l2_rate", "sm_ingress", "product_rate", "shared_rate", "issue_rate"}
-    changed: dict[str, Any] = {}
-    for name in BETTER[part]:
-        changed[name] = figures.figures()[name].scaled(factor if name in rates else 1 / factor)
+    found = figures.figures()
+    changed: dict[str, Any] = {
+        name: found[name].scaled(factor if found[name].is_rate else 1 / factor) for name in BETTER[part]
+    }
     return replace(figures, **changed)
 
 
 def clusters_at_once(shape: LaunchShape, figures: DeviceFigures) -> int:
     """Clusters that are resident on a device, by shared memory and threads."""
     threads, ctas = shape.block[0] * shape.block[1] * shape.block[2], shape.ctas // shape.clusters
-    by_shared = SM_SHARED_BYTES // (shape.dynamic_smem_bytes + CTA_RESERVED_BYTES)
-    return max(1, figures.sm_count * min(by_shared, SM_THREADS // threads) // ctas)
+    by_shared = architecture(figures.arch).resident_ctas(shape.dynamic_smem_bytes)
+    return max(1, figures.sm_count * min(by_shared, _SM_THREADS // threads) // ctas)
 
 
 def _maker(figures: DeviceFigures, system: MemorySystem, machines: list[TimedMachine]) -> Callable[..., TimedMachine]:

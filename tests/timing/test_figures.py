@@ -48,13 +48,38 @@ def edited(tmp_path: Path, old: str, new: str) -> str:
         ("value = 1.98", "value = 3.5", "low must not be above value, nor value above high; got 1.83, 3.5, 1.98"),
         ("value = 1.98", "value = -1", "must be numbers above 0 and below 1e9"),
         ("value = 1.98", "valve = 1.98", "clock: needs value, unit, grade and source, and may have low and high"),
-        ("[launch_gap]", "[launch_gap", "edited.toml: is no TOML: "),
+        ("[launch_gap]", "[launch_gap", "edited.toml: not a TOML file: "),
     ],
 )
 def test_a_damaged_device_file_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_device(edited(tmp_path, old, new))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'name = "\xff"', "not a TOML file: 'utf-8' codec can't decode"),
+        (b"x = " + b"9" * 5000, "not a TOML file: Exceeds the limit"),
+        (b"x = " + b"[" * 10_000, "not a TOML file: "),
+        (b".".join([b"x"] * 100) + b" = 1", "tables within tables, more than 32 levels of them"),
+        (b"#" * (1 << 21), "a file of at most 1048576 is read"),
+    ],
+    ids=["bytes", "digits", "depth", "levels", "size"],
+)
+def test_a_text_that_no_device_has_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_bytes(content)
+    with pytest.raises(SpecError) as caught:
+        load_device(str(file))
+    assert message in str(caught.value)
+
+
+def test_every_figure_is_used() -> None:
+    folder = DEVICES.parent
+    texts = "".join(file.read_text() for file in folder.glob("*.py") if file.name != "figures.py")
+    assert [name for name in UNITS if f".{name}." not in texts] == []
 
 
 def test_an_unknown_device_is_refused_with_those_there_are() -> None:
