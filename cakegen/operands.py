@@ -7,6 +7,7 @@ reference's arguments, and the random operands of emulator, demo and bench.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
@@ -79,8 +80,32 @@ class Product:
     activated: bool = False
 
 
+class _Stage(ABC):
+    """What stages of both forms say of their operands."""
+
+    @functools.cached_property
+    @abstractmethod
+    def operands(self) -> tuple[OperandSpec, ...]:
+        """All of them."""
+
+    @functools.cached_property
+    @abstractmethod
+    def positional(self) -> tuple[OperandSpec, ...]:
+        """Those that a call may give without their names, in that order."""
+
+    @functools.cached_property
+    def positional_names(self) -> tuple[str, ...]:
+        """`positional` by name."""
+        return tuple(spec.name for spec in self.positional)
+
+    @functools.cached_property
+    def names(self) -> Set[str]:
+        """All operands by name, in that order and then the others."""
+        return dict.fromkeys((*self.positional_names, *(spec.name for spec in self.operands))).keys()
+
+
 @dataclass(frozen=True)
-class RowsStage:
+class RowsStage(_Stage):
     """One input `[T, K]` and several products with it; the rows of all weights are one space of tiles."""
 
     tokens: OperandSpec
@@ -110,16 +135,6 @@ class RowsStage:
     def positional(self) -> tuple[OperandSpec, ...]:
         """Operands that a call may give without their names, in that order."""
         return self.operands
-
-    @functools.cached_property
-    def positional_names(self) -> tuple[str, ...]:
-        """Those by name."""
-        return tuple(spec.name for spec in self.positional)
-
-    @functools.cached_property
-    def names(self) -> Set[str]:
-        """All operands by name, in that order and then those that have none."""
-        return dict.fromkeys((*self.positional_names, *(spec.name for spec in self.operands))).keys()
 
     @functools.cached_property
     def mapped(self) -> tuple[OperandSpec, ...]:
@@ -191,7 +206,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class SumStage:
+class SumStage(_Stage):
     """One output `[T, N]`, to which all segments add up; in the order of the functions' parameters."""
 
     output: OperandSpec
@@ -221,16 +236,6 @@ class SumStage:
     def positional(self) -> tuple[OperandSpec, ...]:
         """Operands that a call may give without their names, in that order: all but prepared tokens."""
         return (*self.inputs, self.output)
-
-    @functools.cached_property
-    def positional_names(self) -> tuple[str, ...]:
-        """Those by name."""
-        return tuple(spec.name for spec in self.positional)
-
-    @functools.cached_property
-    def names(self) -> Set[str]:
-        """All operands by name, in that order and then those that have none."""
-        return dict.fromkeys((*self.positional_names, *(spec.name for spec in self.operands))).keys()
 
     @functools.cached_property
     def preparation(self) -> Preparation:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cakegen.emulator.text.block import Block
-from cakegen.emulator.text.ptx import Address, Instruction, Negated, Operand, Pair, Register, Vector
+from cakegen.emulator.text.operand_text import registers_in
+from cakegen.emulator.text.ptx import Instruction
 from cakegen.timing.figures import DeviceFigures
 
 # Instructions of PTX that the machine's code has none of: names of values, and addresses of windows.
@@ -137,28 +138,11 @@ def _operands(instruction: Instruction) -> tuple[list[int], list[int]]:
     """(registers that it writes, registers that it reads)."""
     operands = instruction.operands
     stores = instruction.root in _STORES or instruction.root in ("bra", "wgmma", "prefetch", "fence", "membar")
-    targets = [] if stores or not operands else list(_registers(operands[0]))
-    sources = [index for each in (operands if stores else operands[1:]) for index in _registers(each)]
+    targets = [] if stores else list(registers_in(operands[:1]))
+    sources = list(registers_in(operands if stores else operands[1:]))
     if instruction.root == "wgmma":
         # its accumulators are the tensor core's until the wait
         sources = []
     if instruction.guard is not None:
         sources.append(instruction.guard.index)
     return targets, sources
-
-
-def _registers(operand: Operand) -> Iterator[int]:
-    if isinstance(operand, Register):
-        yield operand.index
-    elif isinstance(operand, Negated):
-        yield operand.register.index
-    elif isinstance(operand, Vector):
-        for each in operand.items:
-            yield from _registers(each)
-    elif isinstance(operand, Pair):
-        yield from _registers(operand.first)
-        yield from _registers(operand.second)
-    elif isinstance(operand, Address):
-        yield from _registers(operand.base)
-        for each in operand.coordinates:
-            yield from _registers(each)

@@ -25,7 +25,7 @@ from cakegen.emulator.units.tma.bulk_groups import BulkStore
 from cakegen.emulator.units.tma.copies import Landing
 from cakegen.timing.blocks import BlockCost, cost_of
 from cakegen.timing.figures import DeviceFigures
-from cakegen.timing.pipes import SECTOR_BYTES, MemorySystem, Pipe, sectors_of
+from cakegen.timing.pipes import MemorySystem, pipes_of, sectors_of
 
 Array = NDArray[Any]
 _SCHEDULERS = 4
@@ -95,9 +95,10 @@ class TimedMachine(Machine):
         self._costs: dict[tuple[int, bool], BlockCost] = {}
         self._outstanding: dict[int, dict[int, float]] = defaultdict(dict)
         self._products: dict[int, list[float]] = defaultdict(list)
-        self._tensor: dict[tuple[int, int], Pipe] = {}
-        self._schedulers: dict[tuple[int, int], Pipe] = {}
-        self._peers: dict[int, Pipe] = {}
+        # by SM and scheduler, in ns of work; by SM, in bytes
+        self._tensor = pipes_of(1.0)
+        self._schedulers = pipes_of(1.0)
+        self._peers = pipes_of(figures.peer_rate.value)
         self._sms: dict[int, int] = {}
         self._free_sms: list[int] = []
         self._acting: Warp | None = None
@@ -189,8 +190,7 @@ class TimedMachine(Machine):
         key = (strand.pc, not strand.whole)
         cost = self._costs.get(key)
         if cost is None:
-            block = self.program.blocks.get(key) or self.program.block(*key)
-            cost = self._costs[key] = cost_of(block, self.kernel.instructions, self.figures)
+            cost = self._costs[key] = cost_of(self.program.block(*key), self.kernel.instructions, self.figures)
         self._touched.clear()
         following = super()._run_block(warp, strand)
         self._charge(warp, cost)
@@ -208,7 +208,7 @@ class TimedMachine(Machine):
             end = max(end, served + cost.behind_wait * cycle)
         if cost.waits:
             end = max(end, self._retire(warp) + cost.behind_wait * cycle)
-        end = max(end, self._scheduler(warp).take(begin, cost.issues * cycle))
+        end = max(end, self._schedulers[self._quarter(warp)].take(begin, cost.issues * cycle))
         end += cost.gpu_fences * figures.fence_gpu.value
         outstanding = self._outstanding[warp.number]
         for index, load in cost.open_loads.items():
@@ -242,11 +242,9 @@ class TimedMachine(Machine):
         if self._acting is not None:
             self._touched.append((buffer, sectors_of(offsets, width), writes))
 
-    def _scheduler(self, warp: Warp) -> Pipe:
-        key = (self.sm_of(warp.cta), warp.index % _SCHEDULERS)
-        if key not in self._schedulers:
-            self._schedulers[key] = Pipe(1.0)
-        return self._schedulers[key]
+    def _quarter(self, warp: Warp) -> tuple[int, int]:
+        """A warp's SM, and its scheduler there, which has a tensor core of its own."""
+        return self.sm_of(warp.cta), warp.index % _SCHEDULERS
 
     def _stop(self, warp: Warp, strand: Strand, pc: int) -> None:
         self._stops_run += 1
@@ -277,19 +275,13 @@ class TimedMachine(Machine):
         acting = self._acting
         assert acting is not None
         figures = self.figures
-        pipe = self._tensor_core(acting)
+        pipe = self._tensor[self._quarter(acting)]
         begin = self._clocks[acting.number]
         for columns in widths:
             multiplies = 64 * _K * columns / figures.product_rate.value
             operands = 2 * _K * (64 + columns) / figures.shared_rate.value
             self._products[acting.number].append(pipe.take(begin, figures.cycles(max(multiplies, operands))))
         return super().schedule_products(warp, widths)
-
-    def _tensor_core(self, warp: Warp) -> Pipe:
-        key = (self.sm_of(warp.cta), warp.index % _SCHEDULERS)
-        if key not in self._tensor:
-            self._tensor[key] = Pipe(1.0)
-        return self._tensor[key]
 
     def _retire(self, warp: Warp) -> float:
         """When the products are done that the warp has waited for."""
@@ -314,11 +306,11 @@ class TimedMachine(Machine):
             operation.fetch, operation.write = _nothing, _ignore
             size = sum(num_bytes for _, num_bytes in operation.spans)
             if operation.source is None or not isinstance(operation.source.buffer, Buffer):
-                return self._peer(operation.cta).take(begin, size) + figures.peer_latency.value
+                return self._peers[self.sm_of(operation.cta)].take(begin, size) + figures.peer_latency.value
             begin += figures.copy_issue.value
             sent, missed = self._source(operation, warp, begin)
             latency = figures.memory_latency.value if missed else figures.l2_latency.value
-            into = self.system.into(self.sm_of(operation.cta))
+            into = self.system.ingress[self.sm_of(operation.cta)]
             return max(sent + latency, into.take(begin + latency, size))
         if isinstance(operation, BulkStore):
             target = operation.target
@@ -337,16 +329,10 @@ class TimedMachine(Machine):
             return before[3:]
         assert landing.source is not None
         assert isinstance(landing.source.buffer, Buffer)
-        sectors = np.unique(landing.source.granules() // (SECTOR_BYTES // GRANULE))
+        sectors = sectors_of(landing.source.granules() * GRANULE, GRANULE)
         sent, missed = self.system.fetch(begin, landing.source.buffer, sectors)
         self._shared_source = (warp, self._stops_run, landing.what, sent, missed)
         return sent, missed
-
-    def _peer(self, cta: Cta) -> Pipe:
-        sm = self.sm_of(cta)
-        if sm not in self._peers:
-            self._peers[sm] = Pipe(self.figures.peer_rate.value)
-        return self._peers[sm]
 
     def read_clock(self) -> int:
         """`%globaltimer`."""

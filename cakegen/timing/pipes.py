@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,17 +41,19 @@ class Pipe:
         return self.free
 
 
+def pipes_of(rate: float) -> defaultdict[Hashable, Pipe]:
+    """A pipe of that rate for each place that is asked for."""
+    return defaultdict(lambda: Pipe(rate))
+
+
 @dataclass(eq=False)
 class MemorySystem:
-    """HBM, the L2 and what each SM takes in; knows which sectors the L2 holds, of which it drops none.
-
-    A launch that reads more than the L2 holds reads nothing twice that it has dropped, in the programs here.
-    """
+    """HBM, the L2 and what each SM takes in; knows which sectors the L2 holds, of which it drops none."""
 
     figures: DeviceFigures
     memory: Pipe = field(init=False)
     l2: Pipe = field(init=False)
-    ingress: dict[int, Pipe] = field(init=False, default_factory=dict)
+    ingress: defaultdict[Hashable, Pipe] = field(init=False)
     read_bytes: int = 0
     missed_bytes: int = 0
     _held: dict[int, NDArray[np.bool_]] = field(init=False, default_factory=dict)
@@ -57,6 +61,7 @@ class MemorySystem:
     def __post_init__(self) -> None:
         self.memory = Pipe(self.figures.memory_rate.value)
         self.l2 = Pipe(self.figures.l2_rate.value)
+        self.ingress = pipes_of(self.figures.sm_ingress.value)
 
     def fetch(self, at: float, buffer: Buffer, sectors: NDArray[Any]) -> tuple[float, bool]:
         """Read sectors of an allocation; returns (when the L2 has sent the last, whether HBM served one)."""
@@ -80,12 +85,6 @@ class MemorySystem:
         following = MemorySystem(self.figures)
         following._held = self._held
         return following
-
-    def into(self, sm: int) -> Pipe:
-        """What an SM takes in."""
-        if sm not in self.ingress:
-            self.ingress[sm] = Pipe(self.figures.sm_ingress.value)
-        return self.ingress[sm]
 
     def _sectors(self, buffer: Buffer) -> NDArray[np.bool_]:
         # two allocations may share bytes: each address counts once, by where it is in the host's memory

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cakegen.emulator.text.ptx import Address, Instruction, Kernel, Label, Operand, Pair, Register, Vector
+from cakegen.emulator.text.operand_text import registers_in
+from cakegen.emulator.text.ptx import Instruction, Kernel, Label
 
 Edit = tuple[int, int, str]
 
@@ -98,27 +99,13 @@ def _slice(kernel: Kernel, start: int, index: int) -> list[Instruction] | None:
     return found
 
 
-def _registers(operand: Operand) -> Iterator[int]:
-    if isinstance(operand, Register):
-        yield operand.index
-    elif isinstance(operand, Vector):
-        for item in operand.items:
-            yield from _registers(item)
-    elif isinstance(operand, Pair):
-        yield from _registers(operand.first)
-        yield from _registers(operand.second)
-    elif isinstance(operand, Address):
-        for item in (operand.base, *operand.coordinates):
-            yield from _registers(item)
-
-
 def _writes(instruction: Instruction) -> list[int]:
     if instruction.root in ("st", "stmatrix", "red", "cp", "bar", "barrier", "fence", "bra"):
         return []
-    return list(_registers(instruction.operands[0])) if instruction.operands else []
+    return list(registers_in(instruction.operands[:1]))
 
 
 def _reads(instruction: Instruction) -> list[int]:
     first = 0 if not _writes(instruction) or instruction.root in ("wgmma", "tcgen05", "mbarrier") else 1
-    found = [index for operand in instruction.operands[first:] for index in _registers(operand)]
+    found = list(registers_in(instruction.operands[first:]))
     return found + ([instruction.guard.index] if instruction.guard is not None else [])

@@ -69,30 +69,21 @@ class Scope:
 
     def register(self, name: str) -> Register | None:
         """The register of that name; None: none is declared."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.registers:
-                return scope.registers[name]
-            scope = scope.outer
-        return None
+        return next((scope.registers[name] for scope in self._outwards() if name in scope.registers), None)
 
     def variable(self, name: str) -> str:
         """What a variable is called by the kernel: one in local memory has a name of its own in each scope."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.variables:
-                return scope.variables[name]
-            scope = scope.outer
-        return name
+        return next((scope.variables[name] for scope in self._outwards() if name in scope.variables), name)
 
     def label(self, name: str) -> int | None:
         """The instruction behind a label; None: there is no such label."""
+        return next((scope.labels[name] for scope in self._outwards() if name in scope.labels), None)
+
+    def _outwards(self) -> Iterator[Scope]:
         scope: Scope | None = self
         while scope is not None:
-            if name in scope.labels:
-                return scope.labels[name]
+            yield scope
             scope = scope.outer
-        return None
 
 
 class Body:

@@ -1,4 +1,4 @@
-"""Pieces of text: where operands are cut and braces close, numbers, names of variables."""
+"""Pieces of text: where operands are cut and braces close, numbers; names of variables and registers in operands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 
-from cakegen.emulator.text.ptx import Address, Immediate, Operand, Symbol, Vector
+from cakegen.emulator.text.ptx import Address, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
 from cakegen.errors import PtxError
 
 _NUMBER = re.compile(r"-?\d+$|-?0[xX][0-9a-fA-F]+U?$")
@@ -44,6 +44,21 @@ def symbols_of(operands: Iterable[Operand]) -> Iterator[str]:
             yield from symbols_of((operand.base, *operand.coordinates))
         elif isinstance(operand, Vector):
             yield from symbols_of(operand.items)
+
+
+def registers_in(operands: Iterable[Operand]) -> Iterator[int]:
+    """Indices of registers in some operands."""
+    for operand in operands:
+        if isinstance(operand, Register):
+            yield operand.index
+        elif isinstance(operand, Negated):
+            yield operand.register.index
+        elif isinstance(operand, Address):
+            yield from registers_in((operand.base, *operand.coordinates))
+        elif isinstance(operand, Vector):
+            yield from registers_in(operand.items)
+        elif isinstance(operand, Pair):
+            yield from registers_in((operand.first, operand.second))
 
 
 def split_operands(text: str) -> list[str]:
